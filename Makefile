@@ -42,13 +42,13 @@ notebook: .venv/ready
 	MODEL_ANALYZE="$$(pwd)/target/release/model-analyze" out/notebook/venv/bin/python python/run_notebook.py docs/notebook.ipynb out/notebook
 
 # Exports, read and run by the frameworks themselves, in an environment of their own: torchtitan splits, Megatron Core parses,
-# DeepSpeed trains a step of each model in processes, vLLM deals out layers, Ray starts train.py. Some fifteen minutes.
+# DeepSpeed trains a step of each model in processes, vLLM and SGLang deal out layers, Ray starts train.py. Some fifteen minutes.
 exports-load: .venv/ready
 	cargo build --quiet
 	test -x target/exports-venv/bin/python || $(PYTHON) -m venv target/exports-venv
 	echo "$$(cd .venv && pwd -P)/$$(cd .venv && ls -d lib/python*/site-packages)" > "$$(ls -d target/exports-venv/lib/python*/site-packages)/repository.pth"
 	target/exports-venv/bin/pip install --quiet --disable-pip-version-check torchtitan==0.3.0 megatron-core==0.16.1 deepspeed==0.19.8 "ray[train]==2.60.0" ninja
-	test -e target/exports-venv/wheels || target/exports-venv/bin/pip download --quiet --disable-pip-version-check --no-deps -d target/exports-venv/wheels vllm==0.33.0
+	ls target/exports-venv/wheels/sglang-* > /dev/null 2>&1 || target/exports-venv/bin/pip download --quiet --disable-pip-version-check --no-deps -d target/exports-venv/wheels vllm==0.33.0 sglang==0.5.23
 	mkdir -p out/exports
 	target/exports-venv/bin/python -W ignore tests/oracle/exports.py target/debug/model-analyze out/exports --installed
 

@@ -147,7 +147,7 @@ fn what_only_processors_need_has_one_door() {
                 "host.lanes",
                 "host.mapped",
                 "overhead.cold",
-                "host::lost",
+                "host::cold_caches",
                 "host::times",
                 "host::terms",
                 "host::registers",

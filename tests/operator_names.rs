@@ -27,7 +27,7 @@ const LEFT: &[(&str, usize, &str)] = &[
         5,
         "arguments that say how a tensor is made, and a method that is no function",
     ),
-    ("codegen/src/written/source.rs", 5, "functions of Python that make constants, or a list"),
+    ("codegen/src/read_back/source.rs", 5, "functions of Python that make constants, or a list"),
     ("graph/src/infer/number.rs", 5, "modes of rounding, bounds of `clamp`, the device of a trace"),
     ("graph/src/layout/sharded.rs", 6, "names of new values, arguments of exchanges"),
     ("runtime/src/profile/row.rs", 6, "columns of a profile"),
@@ -51,12 +51,13 @@ const QUALIFIED: &[(&str, &str)] = &[
     ("codegen/src/allowed.rs", "words of graphs that torch's list of operators lacks"),
     ("codegen/src/nodes.rs", "`aten::device` makes of text what `prim::device` asks of a tensor"),
     ("codegen/src/opaque.rs", "statements that are kept as text"),
+    ("codegen/src/read_back/source.rs", "a line without an operator takes a list apart"),
+    ("codegen/src/read_back.rs", "what an archive says another way than the trace"),
     ("codegen/src/torchscript/code.rs", "a list is taken apart with a comma at the end"),
-    ("codegen/src/written/source.rs", "a line without an operator takes a list apart"),
-    ("codegen/src/written.rs", "what an archive says another way than the trace"),
     ("graph/src/cost/flops.rs", "calls that are not written out"),
     ("src/stages.rs", "which layer reads words"),
     ("tracer/src/archive/recorded.rs", "constants, which the record has nodes for"),
+    ("tracer/src/constant_folding.rs", "the operator that ends a model with an exception"),
     ("tracer/src/export/graph.rs", "where inputs change type, two operators take their place"),
     ("tracer/src/flatten/call.rs", "reads the language of archives"),
     ("tracer/src/flatten/expression.rs", "reads the language of archives"),
@@ -64,7 +65,6 @@ const QUALIFIED: &[(&str, &str)] = &[
     ("tracer/src/flatten/statement.rs", "reads the language of archives"),
     ("tracer/src/ir/control.rs", "reads IR text"),
     ("tracer/src/ir/lower.rs", "reads IR text"),
-    ("tracer/src/known.rs", "the operator that ends a model with an exception"),
 ];
 
 /// Constants with words that are spelled like operators' names and mean something else; a whole file where none is named.

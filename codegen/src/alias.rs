@@ -1,7 +1,7 @@
-//! Which values share memory, and where writing in place makes a cut wrong.
+//! Alias analysis: which values share memory, and where a write in place makes a cut wrong.
 //!
-//! Values and stored tensors fall into classes (union-find over view operators). A class that nobody writes to needs
-//! no care. In a class that is written to, contents move: after a write in stage `m`, every later reader must get
+//! Values and stored tensors fall into alias classes (union-find over view operators). A class without writes needs
+//! no care. In a class with writes the current contents move: after a write in stage `m`, every later reader must get
 //! the value from stage `m`. A value that a stage receives and writes to is cloned at its entry, or the operator is
 //! replaced by its out-of-place form: autograd forbids writing to another stage's tensor.
 //!
@@ -17,20 +17,20 @@ use crate::{
     views::{is_view, is_wide_view, may_copy, may_share},
 };
 
-/// What writing in place asks of a cut.
+/// What writes in place require of a cut.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InPlace {
-    /// Values that a stage clones when it gets them.
+    /// Values that a stage clones on receipt.
     pub clones: BTreeSet<(u32, ValueId)>,
     /// Nodes that run in their out-of-place form.
     pub out_of_place: BTreeSet<NodeId>,
     /// Stage that a reading stage must get a value from, where that is not the stage that made it.
     pub holders: HashMap<(u32, ValueId), u32>,
-    /// Views that a stage makes again, so that they look at the memory that it writes to.
+    /// Views that a stage recomputes, so that they alias the memory that it writes to.
     pub rederived: BTreeSet<(u32, ValueId)>,
-    /// Values that a stage needs though it does not read them: what the views above look at.
+    /// Values that a stage needs though it does not read them: the bases of the views above.
     pub bases: BTreeSet<(u32, ValueId)>,
-    /// Values whose memory is written to: never to be computed twice.
+    /// Values whose memory is written to: they must not be computed twice.
     pub mutated: Vec<bool>,
 }
 
@@ -110,7 +110,7 @@ impl Classes {
     }
 }
 
-/// One touch of a class, in the order of the trace.
+/// One access to a class, in the order of the trace.
 struct Event {
     node: usize,
     stage: u32,
@@ -120,7 +120,7 @@ struct Event {
     writes_to: Vec<Operand>,
 }
 
-/// Examines every class that is written to under an assignment of nodes to stages.
+/// Examines every class with writes under an assignment of nodes to stages.
 pub(crate) fn examine(program: &Program, stage_of: &[u32], last: u32) -> (InPlace, Vec<CutError>) {
     let mut classes = Classes::new(program);
     let mut result = InPlace { mutated: vec![false; program.values.len()], ..InPlace::default() };
@@ -224,7 +224,7 @@ fn follow(
         let stage = event.stage;
         for &value in &event.reads {
             let made = made_in(value);
-            // The stage that made a value has not what a later stage wrote to it.
+            // The stage that made a value does not see what a later stage wrote to it.
             if let Some(holder) = fresh.filter(|holder| made.is_none_or(|made| *holder > made)) {
                 if holder > stage {
                     errors.push(CutError::InPlaceOrder {
@@ -264,7 +264,7 @@ fn follow(
             }
             continue;
         };
-        // A copy that was made before an earlier stage wrote cannot be made again from what that stage sends.
+        // A copy from before an earlier stage's write cannot be recomputed from what that stage sends.
         let mut before = events[..position].iter().rev();
         let written = before.find(|event| !event.writes_to.is_empty() && event.stage < stage);
         let is_stale = |view: &&ValueId| {
@@ -297,7 +297,7 @@ fn follow(
     }
 }
 
-/// Follows a class with a stored tensor, which one stage alone may use once it is written to.
+/// Follows a class with a stored tensor: once it is written to, only one stage may use it.
 fn follow_stored(
     program: &Program,
     tensor: TensorId,
@@ -342,22 +342,22 @@ fn foreign(event: &Event, events: &[Event], made_in: impl Fn(ValueId) -> Option<
     foreign
 }
 
-/// Tells whether a write in place can as well make another tensor: nobody reads the old one later, and no later write goes through.
+/// Tells whether the out-of-place form may replace a write in place: the old contents are not read later, and no later write aliases them.
 fn is_apart(program: &Program, event: &Event, later: &[Event]) -> bool {
     let old_is_done = later.iter().all(|later| {
         later.reads.iter().all(|v| {
             program.values[v.index()].producer.is_some_and(|producer| producer.index() >= event.node)
         })
     });
-    // What stands for `unsqueeze_` is a view, and for `dropout_` outside of training its argument: a later write would
-    // go through it to the other stage's tensor.
+    // The out-of-place form of `unsqueeze_` is a view, and that of `dropout_` in evaluation its argument: a later write would
+    // reach the other stage's tensor through it.
     let writes_again = later.iter().any(|later| later.stage == event.stage && !later.writes_to.is_empty());
     let can_be = out_of_place(&program.nodes[event.node].operator)
         .is_some_and(|form| !writes_again || !may_share(split(&form).1));
     old_is_done && can_be
 }
 
-/// Views inside one another.
+/// A chain of views.
 const MAX_VIEWS: usize = 64;
 
 /// Finds the value that all of some values are views of, itself one of them or what the first looks at; and the
@@ -377,7 +377,7 @@ fn common_base(program: &Program, values: &BTreeSet<ValueId>) -> Option<(ValueId
     Some((*root, views))
 }
 
-/// Returns what a value is a plain view of.
+/// Returns the base of a plain view.
 fn looks_at(program: &Program, value: ValueId) -> Option<ValueId> {
     let node = &program.nodes[program.values[value.index()].producer?.index()];
     let is_plain = is_view(node) && !is_wide_view(node) && mutated_arguments(node).is_empty();

@@ -10,12 +10,12 @@ use operators::{argument_names, refusal};
 use tracer::{Node, NodeId, Operand, Program};
 
 use crate::{
-    called::{Part, parts},
     error::{CutError, MAX_DEPTH, OperatorFault},
     location::{path, place, statement},
     names::is_identifier,
     nodes::split,
     python::keyword,
+    scripted_functions::{Part, parts},
 };
 
 /// Name spaces whose operators are allowed by name.
@@ -142,7 +142,7 @@ fn fault_of(operator: &str, spaces: &[String]) -> Option<OperatorFault> {
 
 /// Lists the operators that a text in the archive's language names, whether it calls them there or later.
 ///
-/// The language finds operators alone; what its words could hide is taken for an operator that nobody has.
+/// The language can name operators only; what might hide another name counts as an unknown operator.
 fn named_in(text: &str) -> Vec<String> {
     let parts = parts(text);
     let mut names = Vec::new();

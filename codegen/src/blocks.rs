@@ -113,7 +113,7 @@ pub fn cut_before(program: &Program, blocks: &[String]) -> Result<Assignment, Ve
     Ok(with_labels(program, Assignment::at(program.nodes.len(), &positions)))
 }
 
-/// Cuts into stages with as many operators each.
+/// Cuts into stages with the same number of operators.
 pub fn even(program: &Program, stages: usize) -> Assignment {
     let nodes = program.nodes.len();
     let cuts: Vec<usize> = (1..stages).map(|stage| stage * nodes / stages).collect();

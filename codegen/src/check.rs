@@ -1,7 +1,7 @@
-//! The check after cutting, which knows nothing of how the cut was made.
+//! The check after cutting, independent of the code that cuts.
 //!
-//! It runs the stages on names alone: every operator runs as a stage's own exactly once, nothing is read before it is
-//! there, what is read has been written to as in the whole, every stored tensor has a home. Near-linear in the
+//! It interprets the stages on names alone: every operator is some stage's own exactly once, no value is read before it is
+//! available, each read sees the same writes as in the whole model, and every stored tensor belongs to a stage. Near-linear in the
 //! operands of all stages.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -12,7 +12,7 @@ pub enum OperatorFault {
     /// It is in a name space of torch, which has no such operator.
     #[error("which torch 2.11 does not have")]
     Unknown,
-    /// It is in a name space of somebody else.
+    /// It belongs to another library's name space.
     #[error("which is not one of torch's operators")]
     Foreign {
         /// The name space.

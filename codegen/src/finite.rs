@@ -1,4 +1,4 @@
-//! Whether weights are numbers.
+//! Finds weights that are NaN or infinite.
 
 use tracer::DType;
 

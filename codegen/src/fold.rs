@@ -1,7 +1,7 @@
-//! Sizes without detours.
+//! Removes conversions of sizes to tensors and back.
 //!
 //! A trace turns every size into a tensor and back: `int(NumToTensor(x.size(0)))`. Where nothing but such steps
-//! reads the tensor, the number itself is meant; the steps are left out of the code.
+//! reads the tensor, these steps are left out of the emitted code.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,17 +13,17 @@ use crate::{
     pipeline::{Carried, Stage, Step},
 };
 
-/// What a stage's code leaves out.
+/// The conversions that a stage's code leaves out.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Folded {
-    /// Values that stand for another.
+    /// Values that are replaced by another.
     same: HashMap<ValueId, ValueId>,
-    /// Nodes without a line.
+    /// Nodes that get no line of code.
     skipped: HashSet<NodeId>,
 }
 
 impl Folded {
-    /// Finds the detours of a stage. O(operands of the stage).
+    /// Finds the conversions of a stage. O(operands of the stage).
     pub fn new(program: &Program, stage: &Stage, kinds: &[Kind]) -> Self {
         let mut readers: HashMap<ValueId, Vec<NodeId>> = HashMap::new();
         let mut kept: HashSet<ValueId> = stage
@@ -80,12 +80,12 @@ impl Folded {
         folded
     }
 
-    /// Returns the value that stands for a value.
+    /// Returns the value that replaces a value, or itself.
     pub fn get(&self, value: ValueId) -> ValueId {
         self.same.get(&value).copied().unwrap_or(value)
     }
 
-    /// Tells whether a node has no line.
+    /// Tells whether a node gets no line of code.
     pub fn skips(&self, node: NodeId) -> bool {
         self.skipped.contains(&node)
     }

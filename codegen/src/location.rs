@@ -1,4 +1,4 @@
-//! Where a node of the trace stands: its module, and its line in the archive's code.
+//! The location of a node: its module, and its line in the archive's code.
 
 use tracer::{Node, NodeId, Program};
 

@@ -1,6 +1,6 @@
 //! Names and texts that are safe to write into code.
 //!
-//! Names come from a file that nobody vouches for: none of them reaches code, a comment or a path unescaped.
+//! Names come from an untrusted file: none of them reaches code, a comment or a path unescaped.
 
 use std::collections::BTreeSet;
 

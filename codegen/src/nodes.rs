@@ -1,6 +1,6 @@
-//! What cutting must know of the nodes of a trace: which write in place, which are cheap and exact to repeat.
+//! Properties of nodes that cutting needs: which write in place, which are cheap and exact to recompute.
 //!
-//! Unknown operators are taken for the worst: they carry gradients and cost much.
+//! For unknown operators the worst is assumed: they carry gradients and are expensive.
 
 use operators::{Arithmetic, InPlace, Mark, Memory, ShapeRule, find, has, plain};
 use tracer::{Constant, Node, Operand, Program, Type, Value, ValueId};
@@ -107,7 +107,7 @@ pub fn cuts_gradient(node: &Node) -> bool {
     has(name, Mark::NoGradient)
 }
 
-/// What a value is, as far as sending it goes.
+/// The kind of a value, which decides how it is sent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
     /// A tensor: sent as it is.

@@ -8,12 +8,12 @@ use tracer::{Constant, Node, NodeId, Operand, Program, Type, ValueId};
 
 use crate::{
     allowed::check_text,
-    called::Called,
     error::CutError,
     location::{path, place, statement},
     names::is_identifier,
     nodes::values_of,
     pipeline::{Stage, Step},
+    scripted_functions::Called,
 };
 
 /// A function made of a statement.

@@ -33,9 +33,9 @@ pub(crate) struct Segment {
     pub recompute: bool,
     /// Its activations wait in host memory.
     pub offload: bool,
-    /// What it reads from outside.
+    /// Its inputs.
     pub inputs: Vec<ValueId>,
-    /// What is read of it outside.
+    /// Its outputs.
     pub outputs: Vec<ValueId>,
     /// Buffers that it reads or writes.
     pub buffers: Vec<TensorId>,
@@ -152,7 +152,7 @@ fn segment(
     })
 }
 
-/// What the block reads must still be there when it is computed again.
+/// Checks that the block's inputs are still unchanged when it is recomputed.
 fn check_writes(
     program: &Program,
     stage: &Stage,

@@ -1,9 +1,10 @@
-//! Sizes that need not travel.
+//! Sizes that are read from an input of the model instead of being sent.
 //!
-//! A stage that makes masks or positions again may need a size of a value that it never gets: of the embedded words, say. Where the value has it
-//! from an input of the model, or from whole numbers made of one, that is asked instead: every stage can be given that, and no number is sent.
+//! A stage that recomputes masks or positions may need a size of a value that it does not receive, of the embedded words, say. Where the
+//! value has that size from an input of the model, or from integers computed from one, the input is asked instead: every stage can
+//! receive it, and no number is sent.
 //!
-//! O([`MAX_STEPS`]) for each size that would travel, and a second cut.
+//! O([`MAX_STEPS`]) for each size that would be sent, and a second cut.
 
 use std::borrow::Cow;
 
@@ -98,7 +99,7 @@ fn size_of(program: &Program, facts: &Facts, mut value: ValueId) -> Option<(Node
 
 /// Finds the input of the model that a value has a size from, or what is cheaply made of one, and its dimension.
 ///
-/// Where operands are spread over one another, a size of one says nothing, and operands that lead to two inputs could differ another time.
+/// Where operands broadcast, the size of one is not the result's; where operands lead to two inputs, these may differ in another run.
 fn input_with(
     program: &Program,
     facts: &Facts,
@@ -111,7 +112,7 @@ fn input_with(
         return program.inputs.contains(&value).then_some((value, dim));
     };
     let node = &program.nodes[producer.index()];
-    // Whole numbers, such as words in another shape, are made again for less than it takes to send one.
+    // Integers, such as reshaped token ids, are recomputed for less than a transfer costs.
     if is_cheap(node) && is_whole(facts, value) {
         return Some((value, dim));
     }

@@ -1,10 +1,9 @@
-//! Cutting: from an assignment of nodes to stages to programs that pass values on.
+//! Cutting: turns an assignment of nodes to stages into one program for each stage, with transfers between them.
 //!
-//! Stages are walked from the last to the first. What a stage needs from outside is, in this order: an input of the
-//! model (given to the stage directly), a value that must be sent (it carries a gradient or is dear), or a
-//! cheap value without gradient that is computed again from what the stage has (masks, positions, sizes).
-//! The one thing not to guess: a number is needed in a tensor's clothes, so sizes travel as tensors without dimensions
-//! when the sized tensor itself is not at hand.
+//! Stages are processed from the last to the first. A value that a stage needs from outside is, in this order: an input of the
+//! model (passed to the stage directly), a value that must be sent (it carries a gradient or is expensive), or a
+//! cheap value without gradient that the stage recomputes (masks, positions, sizes).
+//! Numbers cannot be sent as such: a size travels as a tensor without dimensions when the stage does not have the tensor itself.
 //!
 //! O(stages × (nodes + values crossing)) for the walk; repeats are bounded by [`MAX_REPEATED`] nodes a value.
 
@@ -24,13 +23,13 @@ use crate::{
     },
 };
 
-/// Longest chain that is computed again instead of sent.
+/// Longest chain of nodes that is recomputed instead of sent.
 const MAX_REPEATED: usize = 400;
 
 /// Cuts a program.
 ///
 /// # Errors
-/// With every reason why the stages would not do what the program does.
+/// With every reason why the stages would not compute what the program does.
 pub fn cut(
     program: &Program,
     assignment: &Assignment,
@@ -116,7 +115,7 @@ fn gradients(program: &Program) -> Vec<bool> {
             leaves(&argument.operand, &mut |leaf| {
                 any |= match leaf {
                     Operand::Value(value) => carries[value.index()],
-                    // A frozen weight carries none now, but it is what a user thaws first.
+                    // A frozen weight has none now, but users often unfreeze it later.
                     Operand::Tensor(tensor) => program.tensors[tensor.index()].role == Role::Parameter,
                     _ => false,
                 };
@@ -139,14 +138,14 @@ struct Slicer<'p> {
     n_stages: usize,
 }
 
-/// What crosses into one stage, and what it does again.
+/// The border of one stage: what it receives, and what it recomputes.
 #[derive(Clone, Debug, Default)]
 struct Border {
     /// Values that come from other stages, with the stage that sends them.
     sent: BTreeMap<ValueId, u32>,
     /// Inputs of the model.
     inputs: BTreeSet<ValueId>,
-    /// Nodes run again.
+    /// Recomputed nodes.
     repeated: BTreeSet<NodeId>,
 }
 
@@ -197,7 +196,7 @@ impl Slicer<'_> {
         self.program.modules[call.module.index()].path.clone()
     }
 
-    /// Decides what is sent and what is computed again, from the last stage to the first.
+    /// Decides what is sent and what is recomputed, from the last stage to the first.
     fn borders(
         &self,
         needs: &[BTreeMap<ValueId, NodeId>],
@@ -244,7 +243,7 @@ impl Slicer<'_> {
                     }
                 }
             }
-            // What views look at comes first.
+            // The bases of views come first.
             for (value, reader, holder) in maybe {
                 let sendable = self.kinds[value.index()].can_be_sent();
                 if self.repeat(value, stage, !sendable, &mut border) {
@@ -275,14 +274,14 @@ impl Slicer<'_> {
         borders
     }
 
-    /// Tells whether a value may be computed again: it carries no gradient, or cannot be sent at all.
+    /// Tells whether a value may be recomputed: it carries no gradient, or cannot be sent at all.
     fn may_repeat(&self, value: ValueId) -> bool {
         let producer = self.program.values[value.index()].producer;
         let Some(node) = producer.map(|node| &self.program.nodes[node.index()]) else { return false };
         !self.in_place.mutated[value.index()] && !self.gradient[value.index()] && is_cheap(node)
     }
 
-    /// Adds to a border what computing a value again takes; false, and no change, when it takes too much.
+    /// Adds to a border what recomputing a value needs; returns false and changes nothing when that exceeds the budget.
     ///
     /// `must` holds for values that cannot be sent: what they are made of is sent rather than refused.
     fn repeat(&self, value: ValueId, stage: u32, must: bool, border: &mut Border) -> bool {
@@ -346,7 +345,7 @@ impl Slicer<'_> {
             *border = before;
             failed.insert(value);
         }
-        // What cannot be repeated may be sent when that is next to nothing, or when nothing else would do.
+        // What cannot be recomputed may be sent when it is tiny, or when there is no other way.
         let kind = &self.kinds[value.index()];
         match self.holder(stage, value) {
             Some(holder) if (kind.is_boxed() || must) && kind.can_be_sent() && holder < stage => {
@@ -458,7 +457,7 @@ impl Slicer<'_> {
         Port { name, carried: Carried::Value(value), kind, source }
     }
 
-    /// Gives each stage its tensors: what it uses, and what nobody uses but the state dict holds.
+    /// Gives each stage its tensors: those that it uses, and unused ones that the state dict holds.
     fn place_tensors(&self, pipeline: &mut Pipeline) {
         let program = self.program;
         let mut users: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); program.tensors.len()];

@@ -1,4 +1,4 @@
-//! What was copied, beside what the archive that it came from says of itself: checksums of records, and numbers that are none.
+//! Compares copied weights with their archive: checksums of its records, and values that are NaN or infinite.
 //!
 //! A zip's directory holds the CRC-32 of each record. Most are copied whole, and their checksums were taken on their way; a record
 //! of which stages hold only parts is read once more.

@@ -1,9 +1,8 @@
-//! Whether what a stage reads has been written to as in the whole model.
+//! Checks that each read of a stage sees the same last write as in the whole model.
 //!
-//! The whole and the stages run on memory alone: a value looks at a cell, and a cell knows the operator that wrote to
-//! it last. A view shares the cell of what it looks at; what a stage receives or clones lies in a cell of its own.
-//! Where only layout and type tell a view from a copy, both are meant: it shares the cell, and reads it. Nothing here
-//! knows how [`crate::alias`] decides. Near-linear in the operands of all stages.
+//! The whole model and the stages are interpreted on abstract memory: a value refers to a cell, and a cell holds the operator that
+//! wrote to it last. A view shares the cell of its base; what a stage receives or clones gets a cell of its own. Where it depends on
+//! layout and type whether an operator makes a view or a copy, it counts as both. This check is independent of [`crate::alias`]. Near-linear in the operands of all stages.
 
 use std::collections::HashMap;
 
@@ -15,7 +14,7 @@ use crate::{
     views::{is_view, is_wide_view, may_copy},
 };
 
-/// A read that misses a write, or sees one too many.
+/// A read that misses a write, or sees a write that the whole model does not have there.
 pub(crate) struct Stale {
     /// Where.
     pub stage: usize,
@@ -26,11 +25,11 @@ pub(crate) struct Stale {
 /// The operator that wrote last, where one did.
 type Written = Option<NodeId>;
 
-/// Cells, and which value looks at which.
+/// Abstract memory: cells, and the cell of each value.
 #[derive(Default)]
 struct Memory {
     cells: HashMap<ValueId, usize>,
-    /// Cells that became one.
+    /// Union-find parents of cells that were merged.
     parents: Vec<usize>,
     written: Vec<Written>,
 }
@@ -94,7 +93,7 @@ impl Memory {
     }
 }
 
-/// Tells whether a node reads numbers, and does not only look at them in another way.
+/// Tells whether a node reads elements, and is not only a view.
 fn reads(node: &Node) -> bool {
     !is_view(node) || may_copy(node) || !mutated_arguments(node).is_empty()
 }

@@ -1,6 +1,6 @@
-//! Which operators look at another tensor's memory.
+//! Which operators return views.
 //!
-//! Unknown operators of other name spaces are taken for the worst: they may alias all they read.
+//! For unknown operators of other name spaces the worst is assumed: their results may alias all operands.
 
 use operators::{Mark, Memory, OperatorClass, ShapeRule, find, has};
 use tracer::{Node, Operand};
@@ -44,7 +44,7 @@ pub fn is_wide_view(node: &Node) -> bool {
     }
 }
 
-/// Tells whether an operator looks at its first argument or copies it, as layout and type have it.
+/// Tells whether it depends on layout and type if an operator returns a view of its first argument or a copy.
 pub fn may_copy(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     space == "aten" && find(name).is_some_and(|row| row.memory == Memory::MayView)

@@ -73,7 +73,7 @@ pub struct Adopted {
 /// Gives the tensors of a program the places that a checkpoint has for them, whose positions are those of the source that
 /// stages will be written from.
 ///
-/// Every parameter must be there. Buffers that are not stay as traced: many are made by the code and saved by nobody.
+/// Every parameter must be there. Missing buffers keep their traced values: many are computed by the code and never saved.
 ///
 /// # Errors
 /// All parameters that the checkpoint lacks, or holds in other sizes or another type.
@@ -148,7 +148,7 @@ fn check(tensor: &Tensor, held: Option<&Tensor>) -> Result<(), WeightError> {
 
 fn place(tensor: &mut Tensor, held: &Tensor, canonical: &str) {
     tensor.strides.clone_from(&held.strides);
-    // Only what the model ties is one storage, whatever the checkpoint keeps together.
+    // Only tensors that the model ties share storage, even where the checkpoint stores others together.
     tensor.storage =
         held.storage.clone().map(|storage| Storage { record: format!("checkpoint/{canonical}"), ..storage });
 }

@@ -1,4 +1,4 @@
-//! How much of what an operator reads still lies in the cache.
+//! Cache reuse: the share of an operator's operands that the cache still holds.
 //!
 //! Profiles measure operators on operands that no cache holds, and again on operands that were just used. In a model
 //! both occur: an activation is read right after it was made, a weight was last read a whole step ago. What decides is
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 use graph::{ModelGraph, Operator, OperatorClass, OperatorCosts, StorageId};
 
-/// Backward moves about so many times as much as forward.
+/// Bytes that the backward pass moves, relative to the forward pass.
 pub(crate) const BACKWARD: f64 = 2.0;
 
 /// Share of what is read that is found in the cache, by operator.
@@ -32,7 +32,7 @@ pub(crate) fn moved(graph: &ModelGraph, costs: &OperatorCosts, batch_scale: f64)
     moved.collect()
 }
 
-/// Follows a training step over a cache of so many bytes: the near one or the last one.
+/// Simulates a training step over a cache of the given size, the near one or the last one.
 pub(crate) fn warmth(graph: &ModelGraph, moved: &[f64], cache: f64, batch_scale: f64) -> Warmth {
     let total: f64 = moved.iter().sum();
     let fresh = |distance: f64, bytes: f64| (1.0 - (distance + bytes) / cache).clamp(0.0, 1.0);

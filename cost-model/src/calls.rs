@@ -1,8 +1,8 @@
-//! What the host takes to call the operators of an accelerator.
+//! Host overhead: the time that the host of an accelerator takes to call its operators.
 //!
 //! Calls are queued: a pass takes as long as its kernels, or as long as the host needs to call them, whichever is longer, and
 //! not their sum. Which it is, is decided for a whole pass: a queue that ran full behind long kernels hides many short calls.
-//! Where the host is slower, what it takes longer is dealt out to its calls, so that blocks still add up.
+//! Where the host is slower, the excess is distributed over its calls, so that blocks still add up.
 //!
 //! A profile says what a call takes. Without one it is a figure of the catalogue: what PyTorch in eager mode took others, Python
 //! included.
@@ -31,7 +31,7 @@ const GRADIENT: f64 = 1.2;
 /// The hosts of others are faster and slower.
 const BAND: (f64, f64) = (0.4, 1.5);
 
-/// What one call costs the host, forward and on the way back.
+/// Host overhead of one call, forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Calls {
     forward: f64,
@@ -63,7 +63,7 @@ pub(crate) fn bound(
     if host::is_processor(model.figures.architecture.as_deref()) {
         return;
     }
-    // Calls alone say nothing of a model of which no kernel is known.
+    // Without any known kernel the calls alone give no estimate.
     if predictions.iter().all(|one| one.forward.seconds <= 0.0) {
         return;
     }

@@ -18,18 +18,18 @@ use crate::{
     work::{Machine, Work},
 };
 
-/// An operator that was measured in two states of the caches.
+/// An operator that was measured in two cache states.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Beside {
-    /// What it does.
+    /// The work of the operator.
     pub work: Work,
-    /// Seconds with operands that no cache held.
+    /// Seconds with operands in no cache.
     pub seconds: f64,
-    /// Seconds with operands that were just used, or with caches that held nothing of the call at all.
+    /// Seconds with warm caches, or with flushed ones.
     pub other: f64,
 }
 
-/// Seconds that are saved for each byte read that lies in a cache already.
+/// Seconds saved for each byte that is read from a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Warm {
     /// In the cache that the device's figures name.
@@ -38,7 +38,7 @@ pub(crate) struct Warm {
     pub far: f64,
 }
 
-/// What is added to a call when the caches hold nothing of it: its result's memory, its scratch memory, its code.
+/// Seconds that flushed caches add to a call: for its result, its scratch memory and its code.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Flushed {
     /// Seconds of any call.
@@ -50,7 +50,7 @@ pub(crate) struct Flushed {
 /// Fewer measurements with empty caches say little.
 const MIN_FLUSHED: usize = 5;
 
-/// How long operators of one kind take, as fitted to measurements.
+/// The fitted times of operators of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     /// Figures of the device and data type that terms are made with.
@@ -63,20 +63,20 @@ pub struct Curve {
     pub(crate) hidden: f64,
     /// The shortest time that occurs: what launching costs.
     pub(crate) floor: f64,
-    /// What the anchor misses.
+    /// The correction of the anchor.
     pub(crate) correction: Correction,
     /// Widths of the band.
     pub(crate) band: Band,
-    /// What is saved where the caches hold what is read.
+    /// Savings with warm caches.
     pub(crate) warm: Warm,
-    /// What is added where the caches hold nothing of a call, if that was measured.
+    /// Costs of flushed caches, if they were measured.
     pub(crate) flushed: Option<Flushed>,
 }
 
 /// No cache saves more than this share of a time.
 const MOST_SAVED: f64 = 0.7;
 
-/// What the anchor misses, as a logarithm.
+/// The correction: a model of the logarithm of measured over anchor time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Correction {
     /// Means of the bounded terms.
@@ -85,7 +85,7 @@ pub(crate) struct Correction {
     pub scales: Vec<f64>,
     /// The least and largest standardised value met in fitting.
     pub ranges: Vec<(f64, f64)>,
-    /// What the anchor usually misses.
+    /// The median correction by length.
     pub usual: Usual,
     /// Degree one; no coefficients when there were too few rows.
     pub linear: Linear,
@@ -97,7 +97,7 @@ pub(crate) struct Correction {
     pub clip: (f64, f64),
 }
 
-/// What anchors of some length usually miss: the logarithm of that time, and the median miss of the rows near it; sorted.
+/// The median correction by length: the logarithm of the anchor's time, and the median correction of rows near it; sorted.
 ///
 /// Past its ends it is constant: an operator that is longer than all that were fitted is like the longest of them, not
 /// like their mean.
@@ -120,7 +120,7 @@ fn between<T>(knots: &[T], at: impl Fn(&T) -> f64, place: f64) -> Option<(&T, &T
     Some((low, high, share.clamp(0.0, 1.0)))
 }
 
-/// Leverage: how far a shape is from those that were fitted.
+/// Leverage: the distance of a shape from the fitted ones.
 ///
 /// The leverage of `x` is `|L⁻¹(x − mean)|²` with the lower factor `L` of `XᵀX + λI`, where `x` are the logarithms of the
 /// sizes and their products. Sizes know no bound: a shape outside the fitted range is far in them at once. The terms of
@@ -152,7 +152,7 @@ pub(crate) fn gate_terms(logs: &[f64], sizes: &[(f64, f64)]) -> Vec<f64> {
     x
 }
 
-/// Quantiles of what the curve misses, as logarithms, by predicted time.
+/// Quantiles of the curve's error, as logarithms, by predicted time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Band {
     /// Logarithm of a predicted time, and the 10 % and 90 % quantiles near it; sorted.
@@ -203,7 +203,7 @@ impl Curve {
         Estimate { seconds, p10: seconds * low.exp(), p90: seconds * high.exp(), trust }
     }
 
-    /// Predicts the time of an operator that finds a share of what it reads in the near cache, and another in the last one.
+    /// Predicts the time of an operator, given the shares of its operands in the near and the last cache.
     pub(crate) fn predict_warm(&self, work: &Work, [near, far]: [f64; 2]) -> Estimate {
         let cold = if self.machine.is_processor() {
             self.predict(work)
@@ -237,7 +237,7 @@ impl Curve {
         found.map(|coefficient| coefficient / self.machine.bandwidth)
     }
 
-    /// Says in a few words what was fitted.
+    /// Summarizes the fit.
     pub fn describe(&self) -> String {
         format!(
             "{} anchor terms, {} + {} coefficients, warm {:.2e} and {:.2e} s/B{}",
@@ -252,8 +252,8 @@ impl Curve {
         )
     }
 
-    /// Learns what caches save: least squares of the relative difference between cold and warm times of operators that fit
-    /// into the near one, and of those that only fit into the last one.
+    /// Fits the savings of warm caches: least squares of the relative difference between cold and warm times of operators that fit
+    /// into the near cache, and of those that fit into the last one only.
     pub fn with_warm(mut self, pairs: &[Beside]) -> Self {
         let saved = |sizes: Range<f64>| {
             let (mut above, mut below) = (0.0, 0.0);
@@ -272,7 +272,7 @@ impl Curve {
         self
     }
 
-    /// Learns what is added where the caches hold nothing: least squares, not negative, of the difference relative to the
+    /// Fits the costs of flushed caches: non-negative least squares of the difference relative to the
     /// longer time, so that the shortest calls do not decide alone.
     pub fn with_flushed(mut self, pairs: &[Beside]) -> Self {
         let last = self.machine.last_cache;

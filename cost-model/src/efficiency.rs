@@ -1,4 +1,4 @@
-//! What kernels make of a data sheet's rates, by the sort of kernel: how long without a profile.
+//! Roofline times without a profile: the share of a data sheet's rates that each sort of kernel reaches.
 //!
 //! On accelerators `launch + arithmetic × FLOPs / peak + traffic × bytes / bandwidth`: where one part is long the other still
 //! shows, as kernels load before they compute and write afterwards. (Figures fitted for the maximum leave as much: 10 % of whole
@@ -161,7 +161,7 @@ pub(crate) fn estimate(device: &DeviceType, kind: &str, work: &Work, machine: &M
     }
 }
 
-/// How a sort of kernels uses a device.
+/// The efficiency of a sort of kernels on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Use {
     /// Seconds for each that the peak rate promises.

@@ -13,7 +13,7 @@ pub struct Estimate {
     pub p10: f64,
     /// One of ten measured times is longer.
     pub p90: f64,
-    /// How much the correction was trusted: 1 inside the fitted range, towards 0 outside.
+    /// Trust in the correction: 1 inside the fitted range, towards 0 outside.
     pub trust: f64,
 }
 
@@ -44,7 +44,7 @@ impl Estimate {
         }
     }
 
-    /// Returns so many times the estimate, its band with it.
+    /// Scales the estimate and its band.
     pub(crate) fn times(self, factor: f64) -> Self {
         let Self { seconds, p10, p90, trust } = self;
         Self { seconds: seconds * factor, p10: p10 * factor, p90: p90 * factor, trust }

@@ -1,4 +1,4 @@
-//! How good is a model on rows that it was not fitted on?
+//! Accuracy of a model on held-out rows.
 
 use crate::{estimate::Estimate, fit::Sample, work::Machine};
 

@@ -1,4 +1,4 @@
-//! Figures of a device that no catalogue has, from what was measured on it.
+//! Figures of a device that is not in the catalogue, estimated from its profile.
 //!
 //! A curve's coefficients are shares of a device's rates, so these need not be those of a data sheet: what the rows reach
 //! at best is a scale as good. Where rows do not tell, the profile's header does, or the figure is left out.
@@ -103,7 +103,7 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
     })
 }
 
-/// Adds the devices of a profile that nobody knows, with figures of what was measured on them; returns their names, and what
+/// Adds the devices of a profile that are unknown, with figures estimated from its rows; returns their names, and what
 /// was perhaps meant.
 pub fn add_measured(profile: &Profile, own: &mut IndexMap<String, DeviceType>) -> Vec<UnknownDevice> {
     let mut added = Vec::new();
@@ -133,7 +133,7 @@ fn bytes_rate(row: &ProfileRow) -> f64 {
     work(row).bytes() / row.seconds
 }
 
-/// Returns what the best rates come to, where there are at least so many.
+/// Returns the best rate, if there are at least `enough` rates.
 fn best(rates: impl Iterator<Item = f64>, enough: usize) -> Option<f64> {
     let mut rates: Vec<f64> = rates.collect();
     rates.sort_by(f64::total_cmp);

@@ -13,7 +13,7 @@
 //! O(n·p²) for p ≤ 350 terms. What linfa gives is used for the final ridge fit, see [`crate::ridge`]; it has no
 //! non-negative least squares, no polynomial features, no weights and no cross-validated λ, so these stand here.
 
-mod beyond;
+mod extrapolation;
 mod memory;
 
 use ndarray::{Array1, Array2, ArrayView2};
@@ -53,9 +53,9 @@ const HIDING_ROUNDS: usize = 6;
 /// A measured operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// What it does.
+    /// The work of the operator.
     pub work: Work,
-    /// How long that took.
+    /// The measured time.
     ///
     /// Invariant: finite and positive.
     pub seconds: f64,
@@ -65,11 +65,11 @@ pub struct Sample {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{rows} rows are too few, a curve needs at least {MIN_ROWS}")]
 pub struct TooFewRows {
-    /// How many there were.
+    /// The number of rows.
     pub rows: usize,
 }
 
-/// What cross-validation says of a curve: each row predicted from rows of other folds.
+/// The cross-validation of a curve: each row predicted from rows of other folds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Validation {
     /// The rows that were used.
@@ -101,7 +101,7 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     if samples.len() < TILE_ROWS && has_sums(samples) && !machine.is_processor() {
         rows.iter_mut().for_each(|row| row[terms::TILES_APART].fill(0.0));
     }
-    let choice = beyond::choice(samples, &rows, machine);
+    let choice = extrapolation::choice(samples, &rows, machine);
     let base = Base::of(samples, &rows, machine, choice);
     let anchors = base.times(samples, &rows, machine);
 
@@ -112,7 +112,7 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     let by_length: Vec<f64> = anchors.iter().map(|anchor| correction.usual.at(anchor.ln())).collect();
     let chosen = fit_correction(&mut correction, &standardised, &misses, &by_length);
     // Step 3: what lies beyond.
-    let beyond = beyond::beyond(samples, &rows, machine, chosen.as_ref(), choice);
+    let beyond = extrapolation::beyond(samples, &rows, machine, chosen.as_ref(), choice);
     let extent = beyond.as_ref().map(|beyond| beyond.extent).unwrap_or_default();
     let reach = reach(&anchors);
     if chosen.is_some() {
@@ -124,7 +124,7 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     // Step 4: the band.
     let unseen = unseen(samples, &rows, machine, chosen.as_ref(), (choice, extent.parts));
     let misses = beyond.map(|beyond| beyond.misses).unwrap_or_default();
-    let band = beyond::widened(band(&unseen, |_| true), reach, &misses, base.is_assumed);
+    let band = extrapolation::widened(band(&unseen, |_| true), reach, &misses, base.is_assumed);
     let validation = validate(samples, &unseen);
     let Base { coefficients, hidden, floor, least, .. } = base;
     let curve = Curve {
@@ -141,16 +141,16 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     Ok((curve, validation))
 }
 
-/// What the larger rows are asked before anything is fitted.
+/// Hyperparameters that are chosen on the larger rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Choice {
-    /// How much the anchor favours long operators.
+    /// The weight of long operators in the anchor.
     favour: f64,
     /// Whether the correction knows how long very long sums are.
     is_long: bool,
 }
 
-/// What is fitted before the correction.
+/// The anchor and its floor, fitted before the correction.
 struct Base {
     coefficients: Vec<f64>,
     hidden: f64,
@@ -311,7 +311,7 @@ fn reach(anchors: &[f64]) -> f64 {
     quantile(&sort(anchors.iter().map(|anchor| anchor.ln())), 0.99)
 }
 
-/// Cuts points into parts of about the same number: one for every so many points, and no more than `most`.
+/// Cuts points into parts of about equal size, at most `most`.
 fn parts(points: &[(f64, f64)], every: usize, most: usize) -> impl Iterator<Item = &[(f64, f64)]> {
     let n = (points.len() / every).clamp(1, most);
     (0..n).map(move |i| &points[i * points.len() / n..(i + 1) * points.len() / n])

@@ -16,9 +16,9 @@ use crate::{
     work::{Machine, Work},
 };
 
-/// What profiles call convolutions that are not depthwise.
+/// The kind of convolutions that are not depthwise, in profiles.
 pub(crate) const CONVOLUTION: &str = "convolution";
-/// Those that libtorch computes on a processor by itself.
+/// The kind of convolutions that libtorch computes without oneDNN.
 pub(crate) const NATIVE: &str = "native_convolution";
 /// Rows of either that two curves need.
 const ENOUGH: usize = 2 * MIN_ROWS;
@@ -34,15 +34,15 @@ pub struct Group {
     pub phase: Phase,
     /// Name of the device in the catalogue.
     pub device: String,
-    /// What the catalogue or the user's file knows of the device.
+    /// Figures of the device, from the catalogue or the user's file.
     pub figures: DeviceType,
     /// Its figures for the data type.
     pub machine: Machine,
     /// Measurements, each shape once, in the order of the profile.
     pub samples: Vec<Sample>,
-    /// Those that were also measured with warm caches.
+    /// Measurements with warm caches, too.
     pub warm: Vec<Beside>,
-    /// Those that were also measured with empty caches.
+    /// Measurements with flushed caches, too.
     pub flushed: Vec<Beside>,
     /// Measurements of a shape that had one already; their median was taken.
     pub n_duplicates: usize,

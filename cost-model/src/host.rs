@@ -4,7 +4,7 @@
 //! The other files of the crate use this one alone; its parts are private, and `tests/layers.rs` holds that none of the others looks
 //! into a [`Host`]. The caches of operands are not here: accelerators have them, too.
 
-mod lost;
+mod cold_caches;
 mod registers;
 mod terms;
 mod times;

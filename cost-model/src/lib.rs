@@ -1,6 +1,7 @@
 //! How long will a block take on a device?
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod batch_dependence;
 mod cache;
 mod calls;
 mod curve;
@@ -11,7 +12,6 @@ mod evaluate;
 mod figures;
 mod fit;
 mod float8;
-mod follows;
 mod group;
 mod host;
 mod model;
@@ -26,7 +26,7 @@ mod shipped;
 mod sweep;
 mod terms;
 mod trial;
-mod unfused;
+mod unfused_attention;
 mod work;
 
 pub use curve::{Beside, Curve};

@@ -14,16 +14,16 @@ use crate::{
     work::{Machine, Work},
 };
 
-/// How long operators take on one device.
+/// The cost model of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     /// Name of the device.
     pub device: String,
     /// Its figures.
     pub figures: DeviceType,
-    /// Where the curves come from; nothing when there are none.
+    /// The origin of the curves; empty when there are none.
     pub provenance: Provenance,
-    /// What a call costs besides its work; nothing when that was not measured.
+    /// Overhead of a call besides its work; `None` when it was not measured.
     pub overhead: Option<CallOverhead>,
     curves: IndexMap<(String, String, Phase), (Curve, CurveAccuracy, &'static str)>,
 }
@@ -44,7 +44,7 @@ pub enum CostModelError {
     UnknownForm {
         /// Which curve.
         curve: String,
-        /// What was written.
+        /// The text in the file.
         form: String,
     },
     /// Two curves of one kind, data type, phase and form.
@@ -103,8 +103,8 @@ impl CostModel {
         self.curves.insert((kind.to_string(), dtype.to_string(), phase), (curve, accuracy, form(size)));
     }
 
-    /// Takes over curves of kinds, data types and phases that it has none of, at the rates of its own device; of several the
-    /// one that was fitted to the most rows.
+    /// Adds curves of other models for kinds, data types and phases that it lacks, at the rates of its own device; of several
+    /// the one that was fitted to the most rows.
     pub(crate) fn borrow<'a>(&mut self, others: impl Iterator<Item = &'a CostModel>) {
         let own: Vec<_> = self.curves.keys().cloned().collect();
         for other in others {
@@ -491,7 +491,7 @@ fn curve_from_file(file: &CurveFile, size: &WorkSize, machine: Machine) -> Resul
     })
 }
 
-/// Reads a gate over so many sizes; nothing when its numbers do not belong together.
+/// Reads a gate over `d` sizes; `None` when its numbers are inconsistent.
 fn gate_from_file(file: &GateFile, d: usize) -> Option<Gate> {
     let most = d + d * (d + 1) / 2;
     let is_right = file.sizes.len() == d

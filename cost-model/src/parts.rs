@@ -42,7 +42,7 @@ impl Parts {
             }
             WorkSize::Convolution { in_channels, out_channels, groups, input, output, .. } => {
                 (*input, *output) = (axes(*input), axes(*output));
-                // Channels that do not mix are split with those that they make.
+                // Channels of a depthwise convolution are split together with their results.
                 let is_depthwise = *groups > 1.0 && groups == in_channels;
                 let sums = if is_depthwise { self.channels } else { self.sums };
                 *groups = if is_depthwise { part(*groups, sums) } else { *groups };

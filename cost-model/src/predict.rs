@@ -1,4 +1,4 @@
-//! Every operator of a graph gets its times.
+//! Predicts the times of every operator of a graph.
 //!
 //! A kind with a fitted curve takes its time from there; other kinds, and kinds whose gradients were not measured, take
 //! it from the data sheet: arithmetic or memory traffic at the share of the peak that such kernels reach, whichever is
@@ -14,23 +14,23 @@ use operators::{Kernel, Mark};
 use schema::{Bytes, Phase, Seconds, WorkSize, kinds};
 
 use crate::{
+    batch_dependence::depends_on_batch,
     cache::{Warmth, moved, warmth},
     calls,
     efficiency::{self, Sort, Use},
     estimate::{Estimate, combine},
     float8::Float8,
-    follows::follows,
     group::{CONVOLUTION, NATIVE},
     host::{HostTimes, is_native},
     model::CostModel,
     parts::Parts,
     recurrent::{self, Products},
     shape::{Key, Shape, flat, is_true, kernel, kernel_of_kind, key, matrix, scaled, shape, tensor_of},
-    unfused::Unfused,
+    unfused_attention::Unfused,
     work::{Machine, Work},
 };
 
-/// How a graph is run.
+/// Options of a prediction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictOptions {
     /// Samples relative to those that the graph was built with: 0.5 for half the micro-batch.
@@ -61,7 +61,7 @@ impl Default for PredictOptions {
     }
 }
 
-/// Where a time comes from.
+/// The source of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TimeSource {
     /// It costs nothing: numbers, and views where nothing is known of calls.
@@ -70,7 +70,7 @@ pub enum TimeSource {
     Measured,
     /// A call without work, as measured.
     Overhead,
-    /// What the host of an accelerator takes to call it, where the whole pass waits for that.
+    /// Host overhead of an accelerator, where the whole pass waits for the host.
     Host,
     /// A fitted curve.
     Curve,
@@ -95,7 +95,7 @@ impl TimeSource {
     }
 }
 
-/// What one operator, or a run of them, takes.
+/// The predicted times of one operator, or of a run of operators.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     /// Inputs to outputs.
@@ -201,7 +201,7 @@ pub fn predict(
         host: HostTimes::new(graph, costs, model.call_times(), &machine, &moved, options.batch_scale),
         knows_channels: model.knows_channels(),
         readers: readers(graph),
-        follows: follows(graph),
+        depends_on_batch: depends_on_batch(graph),
         last_layer: None,
         machines: HashMap::new(),
         known: HashMap::new(),
@@ -224,20 +224,20 @@ struct Predictor<'a> {
     graph: &'a ModelGraph,
     model: &'a CostModel,
     options: &'a PredictOptions,
-    /// What the near and the last cache hold of what operators read.
+    /// Shares of operands in the near and the last cache.
     warmth: [Warmth; 2],
-    /// What a processor adds.
+    /// Effects that only processors have.
     host: HostTimes<'a>,
     /// Whether a curve is of statistics of channels.
     knows_channels: bool,
     /// By weight, those that are tied as one: the first operator that reads it, and how many do.
     readers: HashMap<TensorId, (OperatorId, usize)>,
     /// By value, whether it is made of the model's inputs, so that its size follows the batch.
-    follows: Vec<bool>,
+    depends_on_batch: Vec<bool>,
     /// The last product with weights, which is not rounded further.
     last_layer: Option<OperatorId>,
     machines: HashMap<&'a str, Machine>,
-    /// Curve times that were asked for before.
+    /// Memo table of curve times.
     known: HashMap<Asked<'a>, Option<Found>>,
 }
 
@@ -245,7 +245,7 @@ struct Predictor<'a> {
 /// lost, in sixteenths.
 type Asked<'a> = (&'a str, &'a str, Phase, Key, [u8; 4]);
 
-/// What a curve says of a phase.
+/// A curve's prediction for a phase.
 #[derive(Clone, Copy)]
 struct Found {
     time: Estimate,
@@ -256,7 +256,7 @@ struct Found {
 
 const FREE: Estimate = Estimate { seconds: 0.0, p10: 0.0, p90: 0.0, trust: 1.0 };
 
-/// What is known of an operator before its times.
+/// An operator with its cost, machine and shape.
 struct Subject<'a> {
     operator: &'a Operator,
     cost: OperatorCost,
@@ -462,7 +462,7 @@ impl<'a> Predictor<'a> {
             let sizes = fact.sizes()?;
             let dtype = fact.dtype.map_or("float32", dtype_name);
             let machine = Machine::of(&self.model.figures, dtype);
-            let scale = if self.follows[value.id.index()] { self.options.batch_scale } else { 1.0 };
+            let scale = if self.depends_on_batch[value.id.index()] { self.options.batch_scale } else { 1.0 };
             let size = scaled(matrix(&sizes, sizes.len().saturating_sub(1), 2.0), scale);
             let (one, from) = self.other(&[kinds::ADD], size, dtype, &machine);
             source = source.max(from);
@@ -517,12 +517,13 @@ impl<'a> Predictor<'a> {
             self.graph.value(**value).fact.tensors().iter().any(|tensor| tensor.requires_grad)
         };
         let wanting = || operator.inputs.iter().filter(wants);
-        [true, false].map(|is_of_batch| wanting().any(|value| self.follows[value.index()] == is_of_batch))
+        [true, false]
+            .map(|is_of_batch| wanting().any(|value| self.depends_on_batch[value.index()] == is_of_batch))
     }
 
     /// Returns by how much an operator's work grows with the batch: not at all where it works on weights alone.
     fn scale(&self, operator: &Operator) -> f64 {
-        if operator.outputs.iter().any(|value| self.follows[value.index()]) {
+        if operator.outputs.iter().any(|value| self.depends_on_batch[value.index()]) {
             self.options.batch_scale
         } else {
             1.0
@@ -570,7 +571,7 @@ impl<'a> Predictor<'a> {
     fn is_layer(&self, operator: &Operator) -> bool {
         let is_of_weights = |value: &ValueId| {
             let sizes = self.graph.value(*value).fact.tensor().and_then(TensorFact::sizes);
-            !self.follows[value.index()] && sizes.is_some_and(|sizes| sizes.len() == 2)
+            !self.depends_on_batch[value.index()] && sizes.is_some_and(|sizes| sizes.len() == 2)
         };
         operator.class == OperatorClass::Matmul
             && (!operator.tensors.is_empty() || operator.inputs.iter().any(is_of_weights))
@@ -727,7 +728,7 @@ impl<'a> Predictor<'a> {
         let scale = self.scale(operator);
         // What does not follow the batch: stored tensors, and what is made of them alone.
         let stored: u64 = operator.tensors.iter().map(|tensor| self.graph.tensor(*tensor).bytes).sum();
-        let made = operator.inputs.iter().filter(|value| !self.follows[value.index()]);
+        let made = operator.inputs.iter().filter(|value| !self.depends_on_batch[value.index()]);
         let made: u64 = made
             .flat_map(|value| self.graph.value(*value).fact.tensors())
             .filter_map(TensorFact::bytes)

@@ -15,7 +15,7 @@ use crate::shape::recurrent_input;
 pub(crate) struct Products {
     pub size: WorkSize,
     pub phase: Phase,
-    /// How many there are, one after the other.
+    /// The number of products, one after the other.
     pub number: f64,
 }
 

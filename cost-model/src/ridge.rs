@@ -83,7 +83,7 @@ impl Sums {
     }
 }
 
-/// What is left of rows without their means.
+/// Centred rows: their means are subtracted.
 #[derive(Clone, Debug)]
 struct Centred {
     mean: Array1<f64>,

@@ -1,4 +1,4 @@
-//! Sees an operator of a graph as a profile does: a kind, and the size of its work.
+//! Maps an operator of a graph to a profile's terms: a kind, and the size of its work.
 //!
 //! A profile measures some thirty kinds; a graph has hundreds of operators. Those that do the same under another name
 //! (`addmm`, `relu_`) are one kind; those that move the same bytes (`hardswish`, `sub`) may borrow the curve of a kind
@@ -20,14 +20,14 @@ pub(crate) struct Shape<'a> {
     pub kinds: Kinds<'a>,
     /// Kinds that do about the same.
     pub alike: &'static [&'static str],
-    /// How large it is, at the graph's own batch.
+    /// Its size at the graph's own batch.
     pub size: WorkSize,
 }
 
 /// Names of a kind.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Kinds<'a> {
-    /// Those that we know.
+    /// Known names, ours first.
     Known(&'static [&'static str]),
     /// The operator's own.
     Own(&'a str),

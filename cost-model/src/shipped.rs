@@ -19,7 +19,7 @@ macro_rules! packed {
     };
 }
 
-/// What `make cost-model` and `make cost-model-gpu` wrote, by the device's name in the catalogue.
+/// The files of `make cost-model` and `make cost-model-gpu`, by the device's name in the catalogue.
 const FILES: [(&str, &[u8]); 15] = [
     ("CPU-EPYC-ZEN4-1T", packed!("cpu-epyc-zen4-1t")),
     ("CPU-EPYC-ZEN3-1T", packed!("cpu-epyc-zen3-1t")),

@@ -19,7 +19,7 @@ pub struct WorkSweep {
 pub struct SweptKernel {
     /// Its side.
     pub side: u64,
-    /// What was measured of images of that size; where channels in and out differ, at their geometric mean.
+    /// Measurements of images of that size; where channels in and out differ, at their geometric mean.
     pub measured: Vec<(f64, f64)>,
     /// The polynomial, at as many channels in as out.
     pub raw: Vec<(f64, f64)>,

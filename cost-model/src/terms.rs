@@ -52,13 +52,13 @@ const MANY: [(f64, f64, f64, &str); 6] = [
 /// A microsecond: terms that count something are scaled to it.
 pub(crate) const MICRO: f64 = 1e-6;
 
-/// Where the term of fresh memory stands in the anchor of a processor.
+/// The position of the term of fresh memory in the anchor of a processor.
 pub(crate) const FRESH: usize = 1;
 
-/// Where the terms of one tile among many stand in the anchor of a product on an accelerator.
+/// The positions of the terms of one tile among many in the anchor of a product on an accelerator.
 pub(crate) const TILES_APART: Range<usize> = 3..9;
 
-/// Where the bounded term of very long sums stands, for operators that are products.
+/// The position of the bounded term of very long sums, for products.
 pub(crate) const LONG: usize = 3;
 
 /// Bytes that divide the distance of a matrix's rows, at most 16: tensor cores are fed by copies of 16 bytes, and where rows

@@ -1,4 +1,4 @@
-//! What an operator does: floating-point operations, bytes, and its view as a matrix product.
+//! The work of an operator: FLOPs, bytes, and its equivalent matrix product.
 //!
 //! A convolution is seen as the product that implicit-GEMM kernels compute: rows are output pixels, columns output
 //! channels, sums run over input channels and the kernel. The gradients are products of the same three sizes in
@@ -9,7 +9,7 @@ use schema::{DeviceType, MOST_DRIVEN_OUT, Phase, WorkSize};
 
 use crate::host::Host;
 
-/// What features need to know of a device, for one data type.
+/// Figures of a device that features need, for one data type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
     /// Peak FLOP/s.
@@ -26,7 +26,7 @@ pub struct Machine {
     pub launch: f64,
     /// Bytes of one element.
     pub element: f64,
-    /// What is peculiar to processors; nothing for accelerators.
+    /// Figures that only processors have; `None` for accelerators.
     pub(crate) host: Option<Host>,
 }
 
@@ -70,7 +70,7 @@ pub fn element_bytes(dtype: &str) -> f64 {
     }
 }
 
-/// What one execution of an operator does.
+/// The work of one execution of an operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
     /// The size it was made from.

@@ -15,7 +15,7 @@ use crate::model::{ModelGraph, Operator, OperatorId};
 /// Operators between a softmax and the products around it, at the most: scales, masks, casts, dropout, reshapes.
 const FAR: usize = 12;
 
-/// What one attention keeps of the sequences of one batch.
+/// The key-value cache of one attention for the sequences of one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionCache {
     /// The attention, or the product with its values.

@@ -58,7 +58,7 @@ pub struct Block {
     pub outline: u64,
 }
 
-/// How finely the graph is looked at.
+/// The granularity of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// Every operator by itself.

@@ -22,7 +22,7 @@ use crate::{
     structure,
 };
 
-/// What is given beside the trace.
+/// Options for building a graph.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BuildOptions {
     /// Types of the model's inputs; those left out are taken from the recorded ones.
@@ -422,7 +422,7 @@ impl<'p> Builder<'p> {
         self.facts[value.index()] = fact;
     }
 
-    /// What is written into a view reaches whoever reads the storage in another way.
+    /// A write to a view is visible through all aliases of its storage.
     fn carry_gradient(&mut self, storage: StorageId) {
         for value in self.held.remove(&storage).unwrap_or_default() {
             if let Fact::Tensor(tensor) = &mut self.facts[value.index()] {
@@ -541,7 +541,7 @@ fn spread(fact: Fact, n_outputs: usize) -> Vec<Fact> {
     }
 }
 
-/// What a declared type alone tells.
+/// The fact that a declared type gives.
 fn by_type(type_: &Type) -> Fact {
     match type_ {
         Type::Tensor(_) => Fact::Tensor(TensorFact::default()),

@@ -1,4 +1,4 @@
-//! What can be wrong with a trace or its inputs.
+//! Errors of a trace or its inputs.
 
 use tracer::{DType, SizeFault, Span};
 
@@ -38,11 +38,11 @@ pub enum BuildError {
     /// More shapes than inputs.
     #[error("{}", too_many(*n_given, inputs, others))]
     TooManyInputs {
-        /// How many are given.
+        /// The number that is given.
         n_given: usize,
-        /// Those that take one, in order.
+        /// Inputs that take a tensor, in order.
         inputs: Vec<String>,
-        /// Those that take none, and what they are.
+        /// Inputs that take no tensor, with their types.
         others: Vec<(String, &'static str)>,
     },
     /// A shape for something that is no tensor.
@@ -50,7 +50,7 @@ pub enum BuildError {
     NoTensor {
         /// Its name.
         name: String,
-        /// What it is.
+        /// Its type.
         kind: &'static str,
     },
     /// Sizes that an exported program does not take.
@@ -72,13 +72,13 @@ pub enum BuildError {
         shapes: Vec<String>,
         /// Why.
         reason: String,
-        /// Where it is written.
+        /// Its source location.
         span: Span,
     },
     /// The trace contradicts itself.
     #[error("the trace contradicts itself: {fault}")]
     Program {
-        /// What does not fit.
+        /// The mismatch.
         fault: String,
     },
 }

@@ -25,7 +25,7 @@ pub type Dim = Option<u64>;
 /// Sizes of a tensor.
 pub type Shape = SmallVec<[Dim; 4]>;
 
-/// What is known about a value.
+/// Facts about a value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Fact {
     /// Nothing, not even its type.
@@ -49,7 +49,7 @@ pub enum Fact {
     Dict(Vec<(String, Fact)>),
 }
 
-/// What is known about a tensor.
+/// Facts about a tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TensorFact {
     /// Element type.

@@ -1,4 +1,4 @@
-//! Who must run before whom: value flows, and the order that writing in place imposes.
+//! Dependencies between operators: data flow, and the order that writes in place impose.
 //!
 //! ```text
 //! a = conv(x)    b = a.view(..)    relu_(a)    c = add(b, 1)
@@ -16,7 +16,7 @@ use crate::{
     model::{Flow, ModelGraph, Operator, OperatorId},
 };
 
-/// What has happened to a storage so far.
+/// The accesses of a storage so far.
 #[derive(Default)]
 struct History {
     writer: Option<OperatorId>,
@@ -31,7 +31,7 @@ pub fn edges(graph: &ModelGraph) -> DiGraph<OperatorId, Flow> {
         flow.add_node(operator.id);
     }
     let node = |id: OperatorId| NodeIndex::new(id.index());
-    // Only storages that somebody writes to need a history.
+    // Only storages that are written to need a history.
     let mut histories: HashMap<StorageId, History> = graph
         .operators
         .iter()

@@ -1,4 +1,4 @@
-//! What a forward pass alone holds while each operator runs: results that somebody still reads.
+//! The memory of a forward pass alone, by operator: results that a later operator still reads.
 //!
 //! Nothing is kept for a backward pass. Stored tensors are not counted; the model's inputs and outputs are, until their last reader and
 //! to the end. What kernels ask for inside one operator is not counted. Linear in operands.

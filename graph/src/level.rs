@@ -1,4 +1,4 @@
-//! Levels: the same graph looked at coarsely or finely, and the quotient at each.
+//! Levels: partitions of the graph from coarse to fine, and the quotient graph of each.
 
 use std::ops::Range;
 

@@ -29,7 +29,6 @@ mod infer;
 pub mod layout;
 mod level;
 mod liveness;
-mod lost;
 mod model;
 mod operand;
 mod recorded;
@@ -37,6 +36,7 @@ mod sizes;
 mod step_memory;
 mod stored;
 mod structure;
+mod unknown_sizes;
 mod validate;
 
 pub use attention_caches::{AttentionCache, attention_caches};
@@ -49,7 +49,6 @@ pub use fact::{Dim, Fact, Number, Shape, StorageId, TensorFact, dtype_name, show
 pub use forward_memory::forward_memory;
 pub use level::Quotient;
 pub use liveness::{Lifetime, Liveness, liveness};
-pub use lost::{LostSizes, lost_sizes};
 pub use model::{
     Argument, Disagreement, Flow, ModelGraph, Operator, OperatorId, Origin, Storage, StoredTensor,
     UnknownOperator, Value,
@@ -58,3 +57,4 @@ pub use operators::OperatorClass;
 pub use step_memory::{LossMemory, Moment, StepMemory, StepOptions, step_memory};
 pub use tracer::{CallId, DType, ModuleId, NodeId, Role, TensorId, ValueId};
 pub use tracer::{Constant, Operand};
+pub use unknown_sizes::{LostSizes, lost_sizes};

@@ -1,4 +1,4 @@
-//! What crosses each cut of the execution order: the tensors that somebody behind the cut still reads.
+//! Liveness: the tensors that cross each cut of the execution order because an operator behind the cut reads them.
 //!
 //! ```text
 //! position   0   1   2   3   4          cut 2 stands between operator 1 and operator 2

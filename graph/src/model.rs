@@ -52,11 +52,11 @@ pub struct ModelGraph {
     pub blocks: Vec<Block>,
     /// The model's inputs in order.
     pub inputs: Vec<ValueId>,
-    /// What the model returns, as written.
+    /// The model's result, as written.
     pub output: Operand,
     /// The values inside `output`, in order.
     pub outputs: Vec<ValueId>,
-    /// Who must run before whom; node `i` is operator `i`.
+    /// Dependencies between operators; node `i` is operator `i`.
     pub flow: DiGraph<OperatorId, Flow>,
     /// Operators that no rule knows, by name.
     pub unknown: IndexMap<String, UnknownOperator>,
@@ -71,7 +71,7 @@ pub struct Operator {
     pub id: OperatorId,
     /// Qualified name: `aten::conv2d`, `aten::relu_`, `prim::NumToTensor`.
     pub name: String,
-    /// What it does, roughly.
+    /// Its family.
     pub class: OperatorClass,
     /// Arguments under their schema's names, defaults filled in.
     /// Names are `0`, `1`, … when the operator is in no schema.
@@ -86,7 +86,7 @@ pub struct Operator {
     pub block: BlockId,
     /// True when it writes to its first argument in place.
     pub is_writing: bool,
-    /// Where it is written.
+    /// Its source location.
     pub span: Span,
 }
 
@@ -95,7 +95,7 @@ pub struct Operator {
 pub struct Argument {
     /// `self`, `weight`, `stride`, …
     pub name: std::borrow::Cow<'static, str>,
-    /// What is passed.
+    /// The operand.
     pub operand: Operand,
     /// False for a default that the source does not write.
     pub is_given: bool,
@@ -114,7 +114,7 @@ pub struct Value {
     pub producer: Option<OperatorId>,
     /// Operators that read it, in order, each once.
     pub consumers: Vec<OperatorId>,
-    /// Where it is written.
+    /// Its source location.
     pub span: Span,
 }
 
@@ -139,7 +139,7 @@ pub struct StoredTensor {
     pub bytes: u64,
     /// True for parameters that train.
     pub requires_grad: bool,
-    /// Where its elements lie; equal for tied ones.
+    /// The storage of its elements; equal for tied tensors.
     pub storage: StorageId,
     /// The first tensor in the same storage; itself unless tied.
     pub first: TensorId,
@@ -150,13 +150,13 @@ pub struct StoredTensor {
 /// A piece of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Storage {
-    /// Who made it.
+    /// Its origin.
     pub origin: Origin,
     /// Its size; `None` when a shape is not known.
     pub bytes: Option<u64>,
 }
 
-/// Where a storage comes from.
+/// The origin of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// It is stored in the file.
@@ -179,7 +179,7 @@ pub enum Flow {
 /// An operator that no rule knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnknownOperator {
-    /// Where it occurs.
+    /// The operators of this name.
     pub operators: Vec<OperatorId>,
     /// True when every tensor it makes has a recorded shape.
     pub is_recorded: bool,

@@ -1,4 +1,4 @@
-//! What is inside an operand.
+//! The values and tensors inside an operand.
 
 use std::collections::HashSet;
 use std::hash::Hash;

@@ -1,4 +1,4 @@
-//! Types that travel with the trace, and how they meet the inferred ones.
+//! Types that were recorded with the trace, and how they are merged with the inferred ones.
 
 use tracer::{Program, RecordedInput, RecordedNode, TensorType};
 
@@ -53,7 +53,7 @@ pub fn adopt(tensor: &mut TensorFact, recorded: &TensorType) {
     }
 }
 
-/// Lays an input's images out as the recorded ones lay, of whatever size they are now.
+/// Gives an input's images the memory format of the recorded ones, for any size.
 pub fn in_layout(fact: Fact, recorded: &TensorType) -> Fact {
     let Fact::Tensor(mut tensor) = fact else { return fact };
     let mut was = TensorFact::default();

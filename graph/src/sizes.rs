@@ -1,4 +1,4 @@
-//! Sizes of parameters that a trace does not say, as far as the operators that read them leave no choice.
+//! Sizes of parameters that a trace does not state, derived from the operators that read them where these allow one answer only.
 //!
 //! IR text declares the sizes of values, but not of parameters. A linear layer's weight follows from what goes in and
 //! out; an embedding's rows, or the kernel of a strided convolution, need not: those stay unknown.
@@ -14,8 +14,8 @@ pub type Sizes = SmallVec<[u64; 4]>;
 pub fn sizes(program: &Program) -> Vec<Option<Sizes>> {
     let mut found = vec![None; program.tensors.len()];
     for node in &program.nodes {
-        let look = Look { program, node };
-        look.node(&mut |tensor: TensorId, sizes: Sizes| {
+        let arguments = NodeArguments { program, node };
+        arguments.node(&mut |tensor: TensorId, sizes: Sizes| {
             found[tensor.index()].get_or_insert(sizes);
         });
     }
@@ -23,12 +23,12 @@ pub fn sizes(program: &Program) -> Vec<Option<Sizes>> {
 }
 
 /// One node's operands by position.
-struct Look<'p> {
+struct NodeArguments<'p> {
     program: &'p Program,
     node: &'p Node,
 }
 
-impl Look<'_> {
+impl NodeArguments<'_> {
     fn node(&self, set: &mut dyn FnMut(TensorId, Sizes)) -> Option<()> {
         let row = operators::find(schema::short_name(&self.node.operator))?;
         let mut give = |at: usize, sizes: Sizes| {

@@ -1,15 +1,15 @@
-//! What a training step holds in memory, moment by moment: forward pass, loss, backward pass.
+//! The memory of a training step over time: forward pass, loss, backward pass.
 //!
 //! ```text
 //!           forward                     loss            backward
 //! saved     ▁▂▃▄▅▆▇█                    █               █▇▆▅▄▃▂▁      what autograd keeps
-//! passing   ▂▁▂▁▂▁▂▁                    ▃               ▂▃▂▃▂▃▂▃      results and gradients that somebody still reads
+//! passing   ▂▁▂▁▂▁▂▁                    ▃               ▂▃▂▃▂▃▂▃      results and gradients that are still read
 //! gradients                                             ▁▂▃▄▅▆▇█      of parameters
 //! ```
 //!
 //! The backward pass takes operators in the reverse order, as autograd's engine does; what an operator keeps goes with it. A sum
-//! and a view hand their gradient on without a copy. A gradient that meets another is added in place where nobody else reads it.
-//! What kernels ask for inside one operator is not counted. Linear in operands.
+//! and a view pass their gradient on without a copy. A gradient is added to another in place where nothing else reads it. Scratch memory
+//! of kernels is not counted. Linear in operands.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -21,7 +21,7 @@ use crate::{
     model::{ModelGraph, Operator, OperatorId, Origin, Value},
 };
 
-/// What is asked of a step.
+/// Options of a simulated step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepOptions<'a> {
     /// Bytes of the loss behind the outputs.
@@ -49,12 +49,12 @@ pub struct LossMemory {
     pub in_place: bool,
 }
 
-/// What is held at one moment beside parameters, inputs and the optimizer's state.
+/// Memory at one moment, without parameters, inputs and the optimizer's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
     /// Kept for the backward pass.
     pub saved: u64,
-    /// Results and their gradients that somebody still reads, the model's outputs among them.
+    /// Results and their gradients that are still read, the model's outputs among them.
     pub passing: u64,
     /// The loss.
     pub loss: u64,
@@ -78,7 +78,7 @@ impl Moment {
 pub struct StepMemory {
     /// The moment that holds most.
     pub peak: Moment,
-    /// What is left when the optimizer steps: gradients, and outputs that the caller holds.
+    /// Memory when the optimizer steps: gradients, and outputs that the caller holds.
     pub end: Moment,
 }
 
@@ -155,7 +155,7 @@ impl<'a> Step<'a> {
         step
     }
 
-    /// What a run that is computed again reads stays until then.
+    /// The inputs of a recomputed segment are kept until then.
     fn keep_inputs(&mut self, run: &Range<u32>) {
         for operator in self.graph.operators_of(run) {
             for storage in storages(self.graph, operator) {
@@ -190,7 +190,7 @@ impl<'a> Step<'a> {
         is_kept && !self.is_made_again(storage)
     }
 
-    /// Tells whether a storage is thrown away and made again: nobody outside its run looks at it.
+    /// Tells whether a storage is recomputed: nothing outside its segment reads it.
     fn is_made_again(&self, storage: StorageId) -> bool {
         let run = self.maker(storage).and_then(|made| self.run_of(made));
         let keeper = self.keepers[storage.index()];

@@ -1,4 +1,4 @@
-//! The tree of blocks, and which blocks do the same.
+//! Structural hashes of the tree of blocks, which tell equal blocks.
 //!
 //! Hashes are built bottom-up. Each wire is counted once, at the innermost block that holds both its ends, so the whole
 //! takes O(operators + wires · depth).

@@ -300,6 +300,13 @@ fn what_few_models_use_keeps_what_it_keeps() {
                     %8 : int = prim::Constant[value=8]()
                     %out : Tensor = aten::stft(%x, %16, %8, %none, %none, %no, %none, %yes, %none)";
     check(&["x 2,80"], spectrum, 640);
+    let signal = "%yes : bool = prim::Constant[value=1]()
+                  %64 : int = prim::Constant[value=64]()
+                  %16 : int = prim::Constant[value=16]()
+                  %c : Tensor = aten::complex(%x, %x)
+                  %out : Tensor = aten::istft(%c, %64, %16, %none, %none, %yes, %no, %yes, %none, %no)";
+    // The real part, which is the imaginary part here, a window of ones, and how much of all windows lies on each place.
+    check(&["x 2,33,21"], signal, 5544 + 256 + 1536);
 }
 
 #[test]

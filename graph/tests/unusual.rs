@@ -81,6 +81,13 @@ fn sizes_are_torchs() {
     );
     check("%out : Tensor = aten::stft(%m, %4, %1, %none, %none, %no, %none, %yes, %none)", "complex64 3x3x1");
     check("%out : Tensor = aten::stft(%v, %4, %1, %none, %none, %no, %no, %no, %none)", "float32 4x2x2");
+    let signal = |settings: &str| {
+        format!("%c : Tensor = aten::complex(%x, %x)\n%out : Tensor = aten::istft(%c, {settings})")
+    };
+    check(&signal("%4, %2, %none, %none, %yes, %no, %yes, %none, %no"), "float32 2x6");
+    check(&signal("%4, %none, %none, %none, %no, %no, %yes, %none, %no"), "float32 2x7");
+    check(&signal("%4, %2, %none, %none, %yes, %no, %yes, %5, %no"), "float32 2x5");
+    check(&signal("%3, %2, %none, %none, %no, %no, %no, %none, %yes"), "complex64 2x9");
     check(
         "%o : Tensor = aten::mul(%x, %2)\n%u : Tensor = aten::unsqueeze_(%o, %0)\n%out : Tensor = aten::transpose_(%u, %0, %1)",
         "float32 2x1x3x4",

@@ -1,12 +1,12 @@
-//! What an operator computes of plain numbers, strings and lists: traces carry the arithmetic of sizes along.
+//! Arithmetic on plain numbers, strings and lists: traces contain the arithmetic of sizes.
 //!
 //! Three crates do so: `graph` to know sizes, `tracer` to know how often a loop runs, `codegen` to write and read Python.
 
-/// What comes of plain operands.
+/// The function of plain operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The names say it.
 pub enum Arithmetic {
-    /// It takes tensors alone, or nobody asks.
+    /// It takes tensors only, or its numbers are never needed.
     Nothing,
     Add,
     Subtract,
@@ -54,7 +54,7 @@ pub enum Arithmetic {
     Logarithm,
     ReciprocalRoot,
     Reciprocal,
-    /// What goes in.
+    /// The operand itself.
     Same,
     Sum,
     Any,

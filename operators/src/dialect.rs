@@ -54,22 +54,3 @@ pub fn changes_container(name: &str) -> bool {
 pub fn may_give_none(name: &str) -> bool {
     matches!(name, "__getitem__" | "get" | "pop" | "popitem" | "setdefault" | "grad")
 }
-
-/// Tells whether an operator of this name, without its name space, writes to its first argument: `add_`, `__ior__`.
-///
-/// A row whose own name ends in `_` writes no element: `requires_grad_`.
-pub fn is_in_place(name: &str) -> bool {
-    let is_assignment = matches!(
-        name,
-        "__iadd__"
-            | "__isub__"
-            | "__imul__"
-            | "__idiv__"
-            | "__iand__"
-            | "__ior__"
-            | "__ixor__"
-            | "__ilshift__"
-            | "__irshift__"
-    );
-    is_assignment || (name.ends_with('_') && !name.ends_with("__") && crate::find(name).is_none())
-}

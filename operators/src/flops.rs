@@ -1,6 +1,6 @@
-//! How the operations of an operator are counted: as `torch.utils.flop_counter` does, a multiply-add as two.
+//! Counting FLOPs as `torch.utils.flop_counter` does, a multiply-add as two.
 
-/// How operations are counted. `graph/src/cost/flops.rs` has the formulas.
+/// The formula of an operator's FLOPs; `graph/src/cost/flops.rs` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Most are named after the operator.
 pub enum Flops {

@@ -37,7 +37,7 @@ pub enum Gives {
     BoolOfNumbers,
     /// An integer where one is among the operands, else a truth value.
     BitsOfNumbers,
-    /// What arithmetic makes of its operands.
+    /// The type that arithmetic gives for its operands.
     Arithmetic,
     /// An integer.
     IntOfNumbers,

@@ -1,6 +1,6 @@
-//! What autograd keeps of an operator's operands and results, after PyTorch's `derivatives.yaml`.
+//! Saved activations: the operands and results that autograd keeps, after PyTorch's `derivatives.yaml`.
 
-/// What an operator keeps for its gradient. `graph/src/cost/saved.rs` turns it into bytes.
+/// The saved activations of an operator; `graph/src/cost/saved.rs` turns them into bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Those below the rule are named after the operator or family that they are the exception for.
 pub enum Keeps {
@@ -118,5 +118,6 @@ pub enum Keeps {
     TakeAlongDim,
     Pad,
     Stft,
+    Istft,
     RealTransform,
 }

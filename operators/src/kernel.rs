@@ -1,6 +1,6 @@
-//! How a profile measures an operator: a profile has some thirty kinds, torch hundreds of operators.
+//! Kinds of operators in profiles: a profile has some thirty kinds, torch hundreds of operators.
 
-/// How a profile measures an operator. `cost-model/src/shape.rs` chooses among the kinds of `schema::kinds`.
+/// The kind of an operator in profiles; `cost-model/src/shape.rs` maps it to the kinds of `schema::kinds`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     /// As others of its class.

@@ -34,7 +34,7 @@ mod table;
 
 pub use arithmetic::{Arithmetic, signed};
 pub use counts::{AttentionSize, CAUSAL_SHARE, ConvolutionSize, Number, ProductSize};
-pub use dialect::{built_in, changes_container, implicit_conversion, is_in_place, may_give_none};
+pub use dialect::{built_in, changes_container, implicit_conversion, may_give_none};
 pub use exported::{exported_number_operator, is_exported_check};
 pub use flops::Flops;
 pub use gives::Gives;
@@ -46,4 +46,4 @@ pub use python::{NEGATION, SLICE, is_dtype_position, keyword_only, python_attrib
 pub use shape_rule::ShapeRule;
 pub use signature::{Default, Parameter, Signature, overloads};
 pub use split::Split;
-pub use table::{all, find, has};
+pub use table::{all, find, has, is_in_place};

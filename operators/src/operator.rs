@@ -2,36 +2,36 @@
 
 use crate::{Arithmetic, Flops, Gives, Keeps, Kernel, ShapeRule, Split};
 
-/// What is known of one operator, and of its in-place form.
+/// The facts of one operator and its in-place form.
 #[derive(Clone, Copy, Debug)]
 pub struct Operator {
     /// Its name without name space, and without the `_` of its in-place form: `relu`.
     pub name: &'static str,
     /// Its family.
     pub class: OperatorClass,
-    /// What gives the sizes and types of its results.
+    /// The rule for the sizes and types of its results.
     pub shape: ShapeRule,
-    /// What autograd keeps for its gradient.
+    /// Its saved activations.
     pub keeps: Keeps,
-    /// How its operations are counted.
+    /// The formula of its FLOPs.
     pub flops: Flops,
-    /// How a profile measures it.
+    /// Its kind in profiles.
     pub kernel: Kernel,
     /// Whose memory its result lies in.
     pub memory: Memory,
-    /// What it gives where that is no tensor.
+    /// The type of its result where that is no tensor.
     pub gives: Gives,
-    /// How it is spelled in Python.
+    /// Its spelling in Python.
     pub python: Python,
     /// Whether there is `relu_`, which writes to its first operand.
     pub in_place: InPlace,
-    /// How that is spelled in Python.
+    /// The spelling of the in-place form.
     pub in_place_python: Python,
-    /// How devices can share its work.
+    /// The ways to divide it among devices.
     pub split: Split,
-    /// What it computes of plain numbers, strings and lists.
+    /// Its arithmetic on plain numbers, strings and lists.
     pub numbers: Arithmetic,
-    /// What else is true of it, one bit for each [`Mark`].
+    /// Further properties, one bit for each [`Mark`].
     pub(crate) marks: u32,
 }
 
@@ -52,7 +52,7 @@ impl Operator {
     }
 }
 
-/// Families of operators, as far as costs and pictures care.
+/// Families of operators, for costs and pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OperatorClass {
     /// Integers, lists and sizes: no tensor of weight comes out.
@@ -129,7 +129,7 @@ pub enum Python {
     OverloadDefault,
 }
 
-/// What else is true of an operator.
+/// A further property of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// Cheap, exact and without side effect: it may be repeated instead of sent.
@@ -138,7 +138,7 @@ pub enum Mark {
     Random,
     /// Its result holds what was in memory.
     Unset,
-    /// Its result carries no gradient whatever goes in.
+    /// Its result never carries a gradient.
     NoGradient,
     /// Its result has the sizes of its first operand.
     KeepsSizes,
@@ -154,14 +154,13 @@ pub enum Mark {
     Unpacks,
     /// Python's arithmetic calls it with a number as second operand.
     TakesNumbers,
-    /// It only turns numbers into tensors and back, or takes lists apart: such steps come and go with a cut.
+    /// It only converts numbers to tensors and back, or unpacks lists: such steps appear and vanish with a cut.
     Detour,
     /// It changes the list or dictionary that is its first operand, though no `_` says so.
     Changes,
     /// In training it writes running statistics: its operands 3 and 4, where operand 5 says so.
     MovesStatistics,
-    /// It gives numbers that gradients stop at, whatever goes in: copies cut off, places of extremes, draws, tensors
-    /// that are only sized like it.
+    /// Gradients stop at its result: detached copies, places of extremes, random numbers, tensors that only have its sizes.
     StopsGradient,
     /// It takes the numbers of its first operand alone, of others at most a type or sizes.
     FirstGradient,

@@ -1,6 +1,6 @@
 //! Names of the rules that infer sizes and types; `graph/src/infer` has a function for each, which says what it does.
 
-/// What gives the sizes and types of an operator's results.
+/// The rule for the sizes and types of an operator's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Named after the function in `graph`, most often after the operator itself.
 pub enum ShapeRule {
@@ -224,6 +224,7 @@ pub enum ShapeRule {
     Combinations,
     Kron,
     Stft,
+    Istft,
     Repeat,
     Tile,
     RepeatInterleave,
@@ -286,7 +287,7 @@ pub enum ShapeRule {
     DictionaryItems,
     Same,
     Fold,
-    /// What a device has after an exchange.
+    /// The part of a device after an exchange.
     Shared,
     /// Rows that a device has of an image in bands.
     SharedRows,

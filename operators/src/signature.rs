@@ -9,7 +9,7 @@ static SIGNATURES: &str = include_str!("signatures.txt");
 /// One overload of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Signature {
-    /// What follows the dot in `aten::add.Tensor`; empty for the overload without a name.
+    /// The part behind the dot in `aten::add.Tensor`; empty for the overload without a name.
     pub overload: &'static str,
     /// Parameters in order.
     pub parameters: Vec<Parameter>,
@@ -26,7 +26,7 @@ pub struct Parameter {
     pub type_: &'static str,
     /// True when the operator writes to it.
     pub is_written: bool,
-    /// What stands for it when it is not passed.
+    /// Its default.
     pub default: Option<Default>,
     /// True after the `*`.
     pub is_keyword_only: bool,

@@ -4,10 +4,10 @@
 //! A rule tells which dimensions of operands and results belong together, so that each device can take an equal slice of
 //! them, and which are summed over, so that each device makes a term of the result.
 
-/// What can be cut, for each device to do a part.
+/// The dimensions along which devices can divide an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// Nothing that is known: each device does all of it.
+    /// Nothing: each device computes all of it.
     Whole,
     /// Any dimension; operands broadcast.
     Elementwise,
@@ -19,7 +19,7 @@ pub enum Split {
     Through,
     /// Any dimension; where it draws numbers, each device takes its slice of one mask.
     Dropout,
-    /// Any dimension but that which its argument `dim` names.
+    /// Any dimension except the one that the argument `dim` names.
     OtherDims,
     /// Any dimension but the last two.
     LeadingDims,
@@ -39,31 +39,31 @@ pub enum Split {
     AddedProduct,
     /// Batches, heads, and positions of the query.
     Attention,
-    /// Indices, columns of the table, and its rows: those that a device lacks give zeros.
+    /// Indices, columns of the table, and its rows, with zeros for rows of other devices.
     Embedding,
     /// Classes of a loss, whose sums all devices make together.
     CrossEntropy,
     /// Samples, output channels, groups, and input channels, over which terms are summed.
     Convolution,
-    /// What lies in memory one behind the other on both sides.
+    /// Dimensions that are contiguous on both sides.
     Reshape,
     /// Any dimension, which then stands elsewhere.
     Permute,
-    /// Any dimension; those that are repeated, too.
+    /// Any dimension, expanded ones included.
     Expand,
-    /// Any dimension that is there before and after.
+    /// Any dimension that exists before and after.
     Squeeze,
     /// Any dimension that is taken whole.
     Slice,
-    /// Any dimension but that which goes.
+    /// Any dimension except the selected one.
     Select,
-    /// Any other dimension; that which is taken apart, where each part is cut.
+    /// Any other dimension; the one that is divided, where each part is cut.
     Parts,
     /// Any dimension but that along which operands are joined.
     Cat,
     /// Any dimension of the operands.
     Stack,
-    /// Dimensions that stay.
+    /// Dimensions that remain.
     Reduce,
     /// The same, and the others, along which terms are summed.
     Sum,
@@ -71,9 +71,9 @@ pub enum Split {
     Mean,
     /// Items of a list are cut as the list is.
     Items,
-    /// Gives a size, which counts what all devices have.
+    /// A size, which is the whole's.
     Size,
-    /// Asks what is the same of each part.
+    /// A property that is the same for each part.
     Question,
     /// Any dimension that is not repeated.
     Repeat,

@@ -75,6 +75,25 @@ pub fn has(name: &str, mark: Mark) -> bool {
     find(name).is_some_and(|row| row.has(mark))
 }
 
+/// Tells whether an operator of this name, without its name space, writes to its first argument: `add_`, `__ior__`.
+///
+/// A row whose own name ends in `_` writes no element: `requires_grad_`.
+pub fn is_in_place(name: &str) -> bool {
+    let is_assignment = matches!(
+        name,
+        "__iadd__"
+            | "__isub__"
+            | "__imul__"
+            | "__idiv__"
+            | "__iand__"
+            | "__ior__"
+            | "__ixor__"
+            | "__ilshift__"
+            | "__irshift__"
+    );
+    is_assignment || (name.ends_with('_') && !name.ends_with("__") && find(name).is_none())
+}
+
 impl Arithmetic {
     /// Returns what an operator computes, by its name without name space.
     pub fn of(name: &str) -> Self {

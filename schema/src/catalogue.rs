@@ -242,7 +242,7 @@ mod tests {
         };
         check("H20O", Some("H200"));
         check("A100 SXM5 80GB", Some("A100-SXM4-80GB"));
-        check("RTX 4080", Some("RTX-4090"));
+        check("RTX 4080", Some("RTX-3080"));
         check("t4x2", Some("T4"));
         check("banana", None);
         check("e", None);

@@ -3,8 +3,8 @@
     python tests/oracle/exports.py COMMAND FOLDER [--installed]
 
 Cuts small models at modules and at places that no other framework can cut at, and reads each export with the framework's own
-code: torch's `pipeline`, accelerate, transformers, and, where they are installed, torchtitan, Megatron Core, DeepSpeed, vLLM and
-Ray. Where one is not, its rule is stated here again, and the line says so; with `--installed` (`make exports-load`) that is an
+code: torch's `pipeline`, accelerate, transformers, and, where they are installed, torchtitan, Megatron Core, DeepSpeed, vLLM,
+SGLang and Ray. Where one is not, its rule is stated here again, and the line says so; with `--installed` (`make exports-load`) that is an
 error, the cases are more, DeepSpeed trains all models in processes of their own, and so does Ray.
 Prints a line for each export and exits 1 when one is refused.
 """
@@ -526,34 +526,58 @@ def compare_tp_plan(model, manifest, ours):
     return f"{len(ours)} rules, {len(differ)} unlike its own plan{f' (ours, its own): {differ}' if differ else ''}"
 
 
-# -- vLLM -----------------------------------------------------------------------------------------------------------
+# -- vLLM and SGLang ------------------------------------------------------------------------------------------------
 
 
 def vllm(folder, model, inputs, stages):
     """vLLM's rule (`get_pp_indices`): whole numbers, one a rank, their sum the number of layers."""
-    if reason := refused(folder, "vLLM"):
-        check("no list of equal layers" not in reason or not layers_of(model), reason)
-        return f"not written: {reason}"
-    (line,) = [line for line in (folder / "vllm.env").read_text().splitlines() if line and not line.startswith("#")]
-    # As `docker --env-file` reads it: all behind the sign is the value.
-    (name, _, value) = line.partition("=")
-    check(name == "VLLM_PP_LAYER_PARTITION", line)
-    counts = [int(count) for count in value.split(",")]
-    sourced = subprocess.run(["sh", "-c", f". {folder}/vllm.env; echo $VLLM_PP_LAYER_PARTITION"], capture_output=True, text=True)
-    check(sourced.stdout.strip() == value, sourced.stdout + sourced.stderr)
+    if isinstance(counts := partition(folder, model, stages, "vLLM", "vllm.env", "VLLM_PP_LAYER_PARTITION"), str):
+        return counts
     source = "its rule, stated again"
     if wheels := sorted((Path(sys.prefix) / "wheels").glob("vllm-*.whl")):
-        # Its package needs a GPU's build of torch; the function is taken out of its own source.
-        tree = ast.parse(zipfile.ZipFile(wheels[0]).read("vllm/distributed/utils.py"))
-        (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "get_pp_indices"]
-        scope = {"envs": types.SimpleNamespace(VLLM_PP_LAYER_PARTITION=value), "logger": None}
-        exec(compile(ast.Module([function], []), "vllm/distributed/utils.py", "exec"), scope)
-        ranges = [scope["get_pp_indices"](layers_of(model), rank, stages) for rank in range(stages)]
-        check([stop - start for start, stop in ranges] == counts, ranges)
+        scope = {"envs": types.SimpleNamespace(VLLM_PP_LAYER_PARTITION=",".join(map(str, counts))), "logger": None}
+        check_indices(wheels[0], "vllm/distributed/utils.py", scope, model, counts)
         source = f"get_pp_indices of {wheels[0].name.split('-cp')[0]}"
-    check(len(counts) == stages and sum(counts) == layers_of(model), f"{counts} for {layers_of(model)} layers")
-    check_layers(folder, "vllm.env", counts)
     return f"{source}: {counts}"
+
+
+def sglang(folder, model, inputs, stages):
+    """SGLang's rule, which is vLLM's (`get_pp_indices` reads the variable itself)."""
+    if isinstance(counts := partition(folder, model, stages, "SGLang", "sglang.env", "SGLANG_PP_LAYER_PARTITION"), str):
+        return counts
+    source = "its rule, stated again"
+    if wheels := sorted((Path(sys.prefix) / "wheels").glob("sglang-*.whl")):
+        given = {"SGLANG_PP_LAYER_PARTITION": ",".join(map(str, counts))}
+        scope = {"os": types.SimpleNamespace(getenv=given.get), "logger": None, "Tuple": tuple}
+        check_indices(wheels[0], "sglang/srt/distributed/utils.py", scope, model, counts)
+        source = f"get_pp_indices of {wheels[0].name.split('-cp')[0]}"
+    return f"{source}: {counts}"
+
+
+def partition(folder, model, stages, target, file, variable):
+    """The numbers of layers in a file of variables; why there is none, where there is none."""
+    if reason := refused(folder, target):
+        check("no list of equal layers" not in reason or not layers_of(model), reason)
+        return f"not written: {reason}"
+    (line,) = [line for line in (folder / file).read_text().splitlines() if line and not line.startswith("#")]
+    # As `docker --env-file` reads it: all behind the sign is the value.
+    (name, _, value) = line.partition("=")
+    check(name == variable, line)
+    counts = [int(count) for count in value.split(",")]
+    sourced = subprocess.run(["sh", "-c", f". {folder}/{file}; echo ${variable}"], capture_output=True, text=True)
+    check(sourced.stdout.strip() == value, sourced.stdout + sourced.stderr)
+    check(len(counts) == stages and sum(counts) == layers_of(model), f"{counts} for {layers_of(model)} layers")
+    check_layers(folder, file, counts)
+    return counts
+
+
+def check_indices(wheel, path, scope, model, counts):
+    """Asks a framework's own `get_pp_indices`. Its package needs a GPU's build of torch; the function is taken out of its source."""
+    tree = ast.parse(zipfile.ZipFile(wheel).read(path))
+    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "get_pp_indices"]
+    exec(compile(ast.Module([function], []), path, "exec"), scope)
+    ranges = [scope["get_pp_indices"](layers_of(model), rank, len(counts)) for rank in range(len(counts))]
+    check([stop - start for start, stop in ranges] == counts, ranges)
 
 
 # -- DeepSpeed ------------------------------------------------------------------------------------------------------
@@ -657,7 +681,7 @@ def ray(folder, model, inputs, stages):
     return f"Ray {importlib.metadata.version('ray')}: {world_of(folder)} workers, {losses[-1]}"
 
 
-READERS = [torch_split_spec, torchtitan, megatron, megatron_bridge, deepspeed, hugging_face, vllm, device_map, ray]
+READERS = [torch_split_spec, torchtitan, megatron, megatron_bridge, deepspeed, hugging_face, vllm, sglang, device_map, ray]
 
 
 def main():

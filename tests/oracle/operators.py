@@ -66,7 +66,7 @@ class All(torch.nn.Module):
 
 
 def samples(operator, count):
-    for dtype in (torch.float32, torch.int64):
+    for dtype in (torch.float32, torch.int64, torch.complex64):
         if dtype in operator.supported_dtypes("cpu"):
             # Some operators have thousands, of which the first are alike.
             found = list(itertools.islice(operator.sample_inputs("cpu", dtype, requires_grad=False), 200))

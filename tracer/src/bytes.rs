@@ -1,4 +1,4 @@
-//! Where bytes come from: memory, or a file that is read at the places that are asked for.
+//! Sources of bytes: memory, or a file with random access.
 //!
 //! A mapped file would cost nothing either, but one that shrinks while it is read ends the process with SIGBUS.
 
@@ -55,7 +55,7 @@ impl Bytes for Slice<'_> {
     }
 }
 
-/// Returns so many bytes from a position on; what reaches past the end is an error before memory is taken for it.
+/// Returns `length` bytes from a position on; a range past the end is an error before memory is allocated.
 pub(crate) fn part(source: &dyn Bytes, position: u64, length: u64) -> io::Result<Vec<u8>> {
     if position.checked_add(length).is_none_or(|end| end > source.size()) {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -66,12 +66,12 @@ pub(crate) fn part(source: &dyn Bytes, position: u64, length: u64) -> io::Result
     Ok(bytes)
 }
 
-/// Returns the first bytes, so many at the most.
+/// Returns at most the given number of bytes from the start.
 pub(crate) fn start(source: &dyn Bytes, most: u64) -> Vec<u8> {
     part(source, 0, most.min(source.size())).unwrap_or_default()
 }
 
-/// What is read ahead: a header and its neighbours.
+/// The length of a read-ahead: a header and its neighbours.
 const AHEAD: u64 = 1 << 12;
 
 /// Reads from a place that moves, a few kilobytes at a time.

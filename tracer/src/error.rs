@@ -19,15 +19,15 @@ pub enum TraceError {
     /// A file of another kind.
     #[error("expected a TorchScript archive, found {found}")]
     NotArchive {
-        /// What it is instead.
+        /// The kind of file that it is.
         found: &'static str,
-        /// What to do about it.
+        /// Advice.
         advice: &'static str,
     },
     /// A zip directory that cannot be followed.
     #[error("the zip archive is damaged: {reason}")]
     Zip {
-        /// What the directory says.
+        /// The fault.
         reason: String,
     },
     /// A record that cannot be read.
@@ -35,7 +35,7 @@ pub enum TraceError {
     Record {
         /// Its name.
         record: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// A record that something refers to is absent.
@@ -51,13 +51,13 @@ pub enum TraceError {
         record: String,
         /// Its size, declared or found.
         size: u64,
-        /// What is allowed.
+        /// The limit.
         limit: u64,
     },
     /// A format version that we do not know.
     #[error("archive format version {found} is not supported, the newest known is {newest}")]
     Version {
-        /// What the archive says.
+        /// The value in the archive.
         found: String,
         /// The newest known.
         newest: u32,
@@ -67,9 +67,9 @@ pub enum TraceError {
     Pickle {
         /// Record name.
         record: String,
-        /// Where in the record.
+        /// The position in the record.
         offset: usize,
-        /// What is wrong.
+        /// The fault.
         fault: PickleFault,
     },
     /// A stored object that is not what a module needs.
@@ -77,7 +77,7 @@ pub enum TraceError {
     Object {
         /// Path of the attribute from the root.
         path: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// A module that was traced by other methods.
@@ -89,7 +89,7 @@ pub enum TraceError {
     /// A program of torch.export that says what is not known, or not read.
     #[error("the exported program cannot be read: {reason}")]
     Export {
-        /// What it says.
+        /// The fault.
         reason: String,
     },
     /// Code that does not parse.
@@ -97,9 +97,9 @@ pub enum TraceError {
     Syntax {
         /// Where.
         place: SourceRange,
-        /// What the grammar wants.
+        /// The expectation of the grammar.
         expected: &'static str,
-        /// What stands there.
+        /// The text that was found.
         found: String,
     },
     /// Code that parses but cannot be followed.
@@ -107,7 +107,7 @@ pub enum TraceError {
     Code {
         /// Where.
         place: SourceRange,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// Code that is nested deeper than it is followed.
@@ -115,22 +115,22 @@ pub enum TraceError {
     TooDeep {
         /// Where.
         place: SourceRange,
-        /// What is nested.
+        /// The nested construct.
         what: &'static str,
-        /// How deep is followed.
+        /// The limit of depth.
         limit: usize,
     },
     /// More of something than any trace has.
     #[error("{what} exceed the limit of {limit}")]
     Limit {
-        /// What there is too much of.
+        /// The limited quantity.
         what: &'static str,
-        /// How much is allowed.
+        /// The limit.
         limit: usize,
     },
 }
 
-/// What is wrong with a pickle.
+/// A fault of a pickle.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs)]

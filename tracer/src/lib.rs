@@ -13,12 +13,12 @@
 mod archive;
 mod bytes;
 mod code;
+mod constant_folding;
 mod digest;
 mod error;
 mod export;
 mod flatten;
 pub mod ir;
-mod known;
 mod program;
 
 pub use archive::{is_archive, read_archive, read_archive_at, read_tensors, read_tensors_at, role_by_name};

@@ -68,15 +68,15 @@ pub struct Program {
     pub calls: Vec<Call>,
     /// The model's inputs, in order, without `self`.
     pub inputs: Vec<ValueId>,
-    /// What the model returns; often one value or a tuple of values.
+    /// The model's result; often one value or a tuple of values.
     pub output: Operand,
     /// Files that spans point into.
     pub sources: Vec<Source>,
     /// Shapes recorded by the `trace` command, when the archive carries them.
     pub recorded: Option<Recorded>,
-    /// What the archive itself says; `None` when read from IR text.
+    /// Metadata of the archive; `None` when read from IR text.
     pub archive: Option<Archive>,
-    /// What could not be followed exactly, and where.
+    /// Constructs that could not be followed exactly, with their locations.
     pub notes: Vec<Note>,
     /// The values of constant tensors with one element, and of whole numbers among the buffers that nothing writes; sizes
     /// are computed from them.
@@ -85,7 +85,7 @@ pub struct Program {
     pub open_sizes: Option<OpenSizes>,
 }
 
-/// What a writer of archives needs to know of the one that was read.
+/// Metadata of the archive that a writer of archives needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Archive {
     /// Top folder of every record.
@@ -94,7 +94,7 @@ pub struct Archive {
     pub version: u32,
     /// The `byteorder` record.
     pub byte_order: ByteOrder,
-    /// Who wrote it.
+    /// Its writer.
     pub kind: ArchiveKind,
 }
 
@@ -123,11 +123,11 @@ pub enum ByteOrder {
 /// Something that the flattening could not follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// What it is: "`for` loop kept as one opaque operator".
+    /// The construct: "`for` loop kept as one opaque operator".
     pub text: String,
     /// Path of the module it stands in.
     pub path: String,
-    /// Where it is written.
+    /// Its source location.
     pub span: Span,
     /// The node that stands for it, where there is one.
     pub node: Option<NodeId>,
@@ -163,7 +163,7 @@ pub struct Tensor {
     pub shape: Vec<u64>,
     /// Strides in elements.
     pub strides: Vec<u64>,
-    /// Where the elements live; `None` when read from IR text, which holds no data.
+    /// The position of the elements; `None` when read from IR text, which holds no data.
     pub storage: Option<Storage>,
     /// True for parameters that train.
     pub requires_grad: bool,
@@ -173,7 +173,7 @@ pub struct Tensor {
     pub device: String,
 }
 
-/// Where a tensor's elements live inside the archive.
+/// The position of a tensor's elements in the archive.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Storage {
     /// Record name inside the archive, without the top folder: `data/12` or `constants/0`.
@@ -214,7 +214,7 @@ pub fn dense_strides(shape: &[u64]) -> Vec<u64> {
     strides
 }
 
-/// What a tensor is to its module.
+/// The role of a tensor in its module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Trained.
@@ -257,7 +257,7 @@ pub struct Value {
     pub type_: Type,
     /// The node that makes it; `None` for an input of the model.
     pub producer: Option<NodeId>,
-    /// Where it is written.
+    /// Its source location.
     pub span: Span,
 }
 
@@ -292,7 +292,7 @@ pub enum Type {
     Class(String),
 }
 
-/// What is known about a tensor value.
+/// The type of a tensor value, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct TensorType {
@@ -318,7 +318,7 @@ pub struct Node {
     pub changes: Vec<u32>,
     /// The innermost call it belongs to.
     pub call: CallId,
-    /// Where it is written.
+    /// Its source location.
     pub span: Span,
 }
 
@@ -327,11 +327,11 @@ pub struct Node {
 pub struct Argument {
     /// Keyword, where the source gives one.
     pub name: Option<String>,
-    /// What is passed.
+    /// The operand.
     pub operand: Operand,
 }
 
-/// What can stand where a value is used.
+/// An operand: a value, a stored tensor, a constant, or a structure of operands.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand {
     /// An SSA value.
@@ -386,9 +386,9 @@ pub struct Call {
     pub ordinal: u32,
     /// The nodes made in it and in the calls below it.
     pub nodes: Range<u32>,
-    /// What is passed, without `self`.
+    /// The arguments, without `self`.
     pub arguments: Vec<Operand>,
-    /// What it returns.
+    /// Its result.
     pub output: Operand,
 }
 
@@ -447,7 +447,7 @@ pub struct Recorded {
 pub struct TraceNote {
     /// File and line of the statement in the model's source, where one is known.
     pub place: Option<(String, u64)>,
-    /// What it does, and what becomes of it in the trace.
+    /// What it does, and how it appears in the trace.
     pub text: String,
 }
 

@@ -18,14 +18,14 @@ use crate::{
     plots::{Area, Drawn, FONT, PlotError},
 };
 
-/// What is compared.
+/// A chart of throughput and memory, a row for each alternative.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BarsPlot {
     /// Stands on top.
     pub title: String,
     /// Below it, what the bars' colours and the star say.
     pub caption: String,
-    /// What the bars count: `samples/s`.
+    /// The unit of the bars: `samples/s`.
     pub unit: String,
     /// From top to bottom.
     pub bars: Vec<Bar>,
@@ -42,7 +42,7 @@ pub struct Bar {
     pub shown: String,
     /// Length of its second bar.
     pub memory: Bytes,
-    /// Where that would be full.
+    /// The limit.
     pub limit: Bytes,
     /// The one that is chosen.
     pub is_marked: bool,

@@ -1,4 +1,4 @@
-//! What stands in a box: lines of text with their places, and the room they need.
+//! The text of a box: lines with their positions, and the space they need.
 
 use crate::{
     diagram::{BoxId, Diagram},
@@ -38,7 +38,7 @@ pub(crate) struct Line {
     pub width: f64,
 }
 
-/// How a line is set.
+/// The style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LineKind {
     Title,

@@ -15,7 +15,7 @@ const LEAST_OF_A_RUN: usize = 3;
 /// A picture with fewer boxes than this shows all there is.
 const FEWEST_BOXES: usize = 8;
 
-/// What stays closed of a diagram.
+/// The boxes of a diagram that stay closed.
 pub(crate) struct Closed {
     /// For each box, whether it is a block that stays closed.
     pub is_small: Vec<bool>,

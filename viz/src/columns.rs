@@ -56,7 +56,7 @@ fn align(sheet: &Sheet, layered: &Layered, positions: &[usize]) -> Vec<bool> {
         // A port in the border leads the eye as a box does.
         let is_node = |slot: SlotId| layered.slots[slot].node.is_some();
         let (is_from_box, is_to_box) = (is_node(*from), is_node(*to));
-        // Among an even number of equals nobody is the middle: the box stands between them.
+        // With an even number of neighbours there is no middle one: the box stands between the two.
         let is_middle = |links: &[usize], end: fn(&Link) -> SlotId| {
             let mut peers: Vec<SlotId> =
                 links.iter().map(|l| end(&layered.links[*l])).filter(|slot| is_node(*slot)).collect();

@@ -27,7 +27,7 @@ pub struct Diagram {
     boxes: Vec<DiagramBox>,
     /// Tensors between boxes.
     wires: Vec<Wire>,
-    /// What the amounts are: `forward time`, `parameters`.
+    /// The name of the amounts: `forward time`, `parameters`.
     pub amounts: Option<String>,
     /// True when the boxes' stages are to be shown.
     pub has_stages: bool,
@@ -48,15 +48,15 @@ pub struct DiagramBox {
     pub attributes: Vec<(String, String)>,
     /// The model's operators in it, those left out of the picture included.
     pub operators: std::ops::Range<u32>,
-    /// What it does, which gives its colour.
+    /// Its family, which gives its colour.
     pub family: Family,
     /// True of an operator that reads parameters of the model.
     pub has_parameters: bool,
-    /// What it costs, when costs are shown.
+    /// Its amount, when amounts are shown.
     pub amount: Option<Amount>,
     /// The stage it runs in; `None` for a box of several stages.
     pub stage: Option<u32>,
-    /// How many siblings it stands for, itself included; 1 mostly.
+    /// The number of siblings that it stands for, itself included; mostly 1.
     pub repeat: u32,
     /// Tensors that come from far away, named instead of drawn.
     pub tags: Vec<String>,
@@ -66,7 +66,7 @@ pub struct DiagramBox {
     pub children: Vec<BoxId>,
 }
 
-/// What a box costs.
+/// The amount of a box.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Amount {
     /// The number; finite and not negative.
@@ -75,7 +75,7 @@ pub struct Amount {
     pub text: String,
 }
 
-/// What a box does, as far as its colour cares.
+/// The family of a box, which decides its colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// Several things.
@@ -97,9 +97,9 @@ pub enum Family {
     Embedding,
     /// Views and copies: data moves, nothing is computed.
     Movement,
-    /// What goes into the model.
+    /// An input of the model.
     Input,
-    /// What comes out.
+    /// An output of the model.
     Output,
 }
 
@@ -143,15 +143,15 @@ impl Family {
 /// One tensor on its way from the box that makes it to the boxes that read it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wire {
-    /// Who makes it; a box without children.
+    /// The box that makes it; it has no children.
     pub source: BoxId,
     /// Its shape.
     pub label: String,
-    /// Who reads it, in order, each once; boxes without children.
+    /// The boxes that read it, in order, each once; they have no children.
     pub sinks: Vec<BoxId>,
 }
 
-/// What is wrong with a diagram.
+/// A fault of a diagram.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DiagramError {
     /// A wire runs against the order of the boxes.
@@ -191,7 +191,7 @@ impl Diagram {
         id
     }
 
-    /// Adds a tensor. Sinks may repeat and stand in any order; a tensor that nobody reads is not drawn.
+    /// Adds a tensor. Sinks may repeat and stand in any order; a tensor without readers is not drawn.
     pub fn connect(
         &mut self,
         source: BoxId,

@@ -1,4 +1,4 @@
-//! A diagram as DOT, for Graphviz and whatever else reads it.
+//! A diagram as DOT, for Graphviz and other readers.
 //!
 //! graphviz-rust prints identifiers as they are given, so every text is quoted here: a name with a quote or a
 //! backslash would otherwise end its string, and a name in angle brackets would be read as HTML.

@@ -11,19 +11,19 @@ use crate::{
     text::{Weight, fit, width},
 };
 
-/// What the colours mean.
+/// The meaning of the colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Color {
     /// Nothing.
     None,
-    /// What a box does.
+    /// The family of a box.
     #[default]
     Family,
-    /// How long it takes: the diagram's amounts, in warm colours.
+    /// Time: the diagram's amounts, in warm colours.
     Cost,
-    /// How much memory it needs: the diagram's amounts, in cool colours.
+    /// Memory: the diagram's amounts, in cool colours.
     Memory,
-    /// Where it runs.
+    /// The stage.
     Stage,
 }
 

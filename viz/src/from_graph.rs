@@ -12,18 +12,18 @@ use schema::Bytes;
 
 use crate::diagram::{Amount, BoxId, Diagram, DiagramBox, Family};
 
-/// What else a picture shows of a model.
+/// Data that a picture shows besides the graph.
 #[derive(Default)]
 pub struct Overlay<'a> {
-    /// What each operator costs.
+    /// The amount of each operator.
     pub amounts: Option<Amounts<'a>>,
     /// Each operator's stage.
     pub stages: Option<&'a [Option<u32>]>,
 }
 
-/// What each operator costs.
+/// The amount of each operator.
 pub struct Amounts<'a> {
-    /// What it is: `forward FLOPs`.
+    /// The name of the amount: `forward FLOPs`.
     pub name: String,
     /// One number for each operator; they add up.
     pub values: &'a [f64],
@@ -155,7 +155,7 @@ fn shown(graph: &ModelGraph) -> Vec<bool> {
             .outputs
             .iter()
             .any(|value| is_live[value.index()] && (!is_plumbing || carries_tensor(graph, *value)));
-        // What writes in place does its work even where nobody reads its result.
+        // A write in place has an effect even where its result is not read.
         let is_in_place = !is_plumbing && operator.name.ends_with('_') && !operator.name.ends_with("__");
         // So does a statement without results.
         let is_done = operator.outputs.is_empty() && kept_whole(operator).is_some();

@@ -26,7 +26,7 @@ const THINNEST: f64 = 0.6;
 const MAX_ARROWS: usize = 150;
 /// More points of a memory curve than pixels show nothing.
 const MAX_POINTS: usize = 2000;
-/// A limit of more than so many times the peak is told, not drawn.
+/// A limit beyond this multiple of the peak is written as text, not drawn.
 const NEAR: u64 = 4;
 
 /// Every kind with its name, colour and the pattern over it.

@@ -1,7 +1,7 @@
 //! The inside of one box, laid out by itself.
 //!
 //! Long chains are broken into strips that stand side by side, since a deep network drawn as one chain is a
-//! ribbon nobody can print. What crosses from one strip to the next runs through the gutter between them.
+//! ribbon that cannot be printed. What crosses from one strip to the next runs through the gutter between them.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ const LONGEST_STRIP: f64 = 1.2;
 const SHORTEST_TAIL: f64 = 0.25;
 /// Strips with more lines between them than this would be harder to read than a ribbon.
 const MOST_LINES_BETWEEN_STRIPS: usize = 8;
-/// What one line between strips costs, beside a drawing that is so much too slender (as a logarithm).
+/// The cost of one line between strips, relative to the logarithm of the drawing's excess aspect ratio.
 const LINE_BETWEEN_STRIPS: f64 = 0.08;
 
 /// How long a chain may be before it is broken.
@@ -30,7 +30,7 @@ const LINE_BETWEEN_STRIPS: f64 = 0.08;
 pub(crate) struct Wrap {
     /// Shorter ones stay whole.
     pub longest: f64,
-    /// So do those that are less slender than this, length by breadth.
+    /// Drawings of a smaller aspect ratio (length over breadth) stay in one piece, too.
     pub slenderest: f64,
     /// What to aim for, length by breadth.
     pub wanted: f64,

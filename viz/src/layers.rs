@@ -30,7 +30,7 @@ pub(crate) struct Sheet {
     pub nets: Vec<Net>,
 }
 
-/// What stands on a sheet.
+/// The content of a sheet.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SheetNode {
     pub role: Role,

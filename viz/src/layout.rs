@@ -16,7 +16,7 @@ use crate::{
     svg::Point,
 };
 
-/// Where the model's outputs are, seen from its inputs.
+/// The direction from the model's inputs to its outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direction {
     /// Below.
@@ -60,7 +60,7 @@ pub struct Scene {
 pub struct Route {
     /// Runs of horizontal and vertical lines.
     pub lines: Vec<Vec<Point>>,
-    /// Where it ends: the tips of its arrows.
+    /// Its ends: the tips of its arrows.
     pub tips: Vec<Point>,
 }
 
@@ -69,7 +69,7 @@ pub struct Route {
 pub struct Label {
     /// The box whose tensors it describes.
     pub source: BoxId,
-    /// What it says.
+    /// Its text.
     pub text: String,
     /// Room that it takes.
     pub rect: Rect,

@@ -1,4 +1,4 @@
-//! Each box's share of every tensor's way.
+//! Splits each tensor's route at the borders of boxes.
 //!
 //! A tensor from one leaf to another crosses the borders of the boxes around both. Inside each of these boxes it is
 //! one net: from a child, or from an entry in the border, to children and perhaps to an exit.
@@ -14,7 +14,7 @@ pub(crate) struct Lifted {
     pub source: Option<u32>,
     /// Children that read it or hold its readers, ascending.
     pub sinks: Vec<u32>,
-    /// True when somebody outside reads it.
+    /// True when it is read outside.
     pub has_exit: bool,
 }
 

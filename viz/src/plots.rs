@@ -41,9 +41,9 @@ pub struct Series {
 /// A measured time and its prediction, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
-    /// What was measured.
+    /// The measured time.
     pub measured: f64,
-    /// What was predicted.
+    /// The predicted time.
     pub predicted: f64,
     /// Lower end of the band.
     pub p10: f64,

@@ -11,7 +11,7 @@ use super::plots::{Area, COLOURS, Drawn, FONT, GRID, INK, draw_note};
 /// Times over channels.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Swept {
-    /// What images were convolved.
+    /// The images that were convolved.
     pub what: String,
     /// A panel each.
     pub kernels: Vec<SweptPanel>,
@@ -30,7 +30,7 @@ pub struct SweptPanel {
     pub curve: Vec<(f64, f64)>,
 }
 
-/// What lies below zero.
+/// Values below zero.
 const WRONG: RGBColor = RGBColor(200, 0, 30);
 
 pub(crate) fn draw_swept(area: &Area<'_>, swept: &Swept) -> Drawn {

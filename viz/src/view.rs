@@ -1,4 +1,4 @@
-//! What of a diagram is shown: fewer boxes, the same story.
+//! Simplifies a diagram: hides boxes that add nothing, and keeps the flow between the others.
 //!
 //! Steps, each from a diagram to a smaller one: chains of reshapes become one box, unless the deepest level is asked for;
 //! small blocks close and masks become one box, unless any level is asked for; a box with one box in it becomes one; equal siblings in a row become one with a count; boxes below a depth close; a tensor

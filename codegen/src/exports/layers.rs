@@ -69,30 +69,44 @@ pub(super) fn megatron_bridge(subject: &Subject<'_>) -> Export {
 
 /// vLLM's `VLLM_PP_LAYER_PARTITION`.
 pub(super) fn vllm(subject: &Subject<'_>) -> Export {
-    let made = placed(subject, "vLLM").and_then(|Layers { counts, notes }| {
+    let options = ["--pipeline-parallel-size", "--tensor-parallel-size", "--data-parallel-size"];
+    let made = partition(subject, "vLLM", "VLLM_PP_LAYER_PARTITION", options);
+    Export { path: "vllm.env", target: "vLLM", made }
+}
+
+/// SGLang's `SGLANG_PP_LAYER_PARTITION`, which its `get_pp_indices` reads as vLLM's does.
+pub(super) fn sglang(subject: &Subject<'_>) -> Export {
+    let options = ["--pp-size", "--tp-size", "--dp-size"];
+    let made = partition(subject, "SGLang", "SGLANG_PP_LAYER_PARTITION", options);
+    Export { path: "sglang.env", target: "SGLang", made }
+}
+
+/// Writes the number of layers of each rank as a variable; `options` are those for ranks, shards and replicas.
+fn partition(
+    subject: &Subject<'_>,
+    target: &str,
+    variable: &str,
+    [ranks, shards, replicas]: [&str; 3],
+) -> Result<Made, String> {
+    placed(subject, target).and_then(|Layers { counts, notes }| {
         let terms = subject.terms;
         terms.one_to_a_rank()?;
         if let Some(stage) = counts.iter().position(|count| *count == 0) {
             return Err(format!("stage {stage} has no layer"));
         }
-        let mut options = format!("--pipeline-parallel-size {}", counts.len());
+        let mut options = format!("{ranks} {}", counts.len());
         if terms.has_positions() {
             terms.whole_layers()?;
         }
-        for (name, count) in [("tensor", terms.shards), ("data", terms.replicas()?)] {
+        for (option, count) in [(shards, terms.shards), (replicas, terms.replicas()?)] {
             if count > 1 {
-                options.push_str(&format!(" --{name}-parallel-size {count}"));
+                options.push_str(&format!(" {option} {count}"));
             }
         }
         let partition: Vec<String> = counts.iter().map(usize::to_string).collect();
-        let text = format!(
-            "{}# With {options}.\nVLLM_PP_LAYER_PARTITION={}\n",
-            head(&notes, "#"),
-            partition.join(",")
-        );
+        let text = format!("{}# With {options}.\n{variable}={}\n", head(&notes, "#"), partition.join(","));
         Ok(Made { notes, text })
-    });
-    Export { path: "vllm.env", target: "vLLM", made }
+    })
 }
 
 /// What both Megatrons are told.

@@ -178,6 +178,7 @@ pub fn exports(
         device_map::device_map(&subject),
         hugging_face::hugging_face(&subject),
         layers::vllm(&subject),
+        layers::sglang(&subject),
         ray::ray(&subject),
     ];
     let mut readme = String::from("# The same plan for other frameworks\n\n");

@@ -553,7 +553,7 @@ fn uses_device(writer: &Writer<'_>, stage: &Stage) -> bool {
     })
 }
 
-/// Lists for each step the values that nobody reads after it, so that their memory is freed.
+/// Lists for each step the values whose last reader it is, so that their memory is freed.
 fn deaths(program: &Program, stage: &Stage, folded: &Folded) -> BTreeMap<usize, Vec<ValueId>> {
     let mut last: BTreeMap<ValueId, usize> = BTreeMap::new();
     for (position, step) in stage.steps.iter().enumerate() {

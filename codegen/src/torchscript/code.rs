@@ -348,9 +348,8 @@ impl Writer<'_> {
 
 /// Finds operators that draw random numbers for nothing.
 ///
-/// A trace has them where a module returns what nobody reads. There the numbers are drawn all the same; in the one
-/// `forward` of a stage torch would see that nobody reads them and leave the operator out, and all later numbers would be
-/// others. What is called as a function is not left out.
+/// A trace has them where a module returns an unused value. The model draws the numbers all the same; in the one `forward` of a stage
+/// torch's dead-code elimination would remove the operator, and all later random numbers would differ. A call of a function is kept.
 fn unread_random(program: &Program, stage: &Stage) -> BTreeSet<NodeId> {
     let mut is_read = HashSet::new();
     for port in &stage.outputs {

@@ -14,7 +14,7 @@ pub(crate) struct Pickle {
     memo: HashMap<Vec<u8>, u32>,
 }
 
-/// Where a tensor lies.
+/// The position of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RecordSlice {
     /// Number of the record.

@@ -1,4 +1,4 @@
-//! What memory can do, for kinds that were only measured in caches.
+//! The memory bandwidth as a limit, for kinds that were only measured in caches.
 //!
 //! Times of small element-wise operators are launches and caches; an anchor fitted to them may promise any bandwidth
 //! beyond. Where it promises more than the data sheet has, it has not met the memory: then operators are added to the
@@ -15,9 +15,9 @@ use crate::{
 
 /// The share of the data sheet's bandwidth that large element-wise kernels reach, see [`crate::efficiency`].
 const REACHED: f64 = 0.85;
-/// How much larger than the largest row, or the cache.
+/// The size of added operators relative to the largest row, or the cache.
 const FAR: f64 = 16.0;
-/// One for so many rows.
+/// One added operator for this many rows.
 const EVERY: usize = 10;
 
 /// Operators far beyond the rows, with their anchor's terms; none for kinds that compute, and none on processors.

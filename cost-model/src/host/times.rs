@@ -3,7 +3,7 @@
 use graph::{ModelGraph, Operator, OperatorCosts};
 use schema::{CallOverhead, Phase};
 
-use super::lost::{code_distances, lost, lost_memory};
+use super::cold_caches::{code_distances, lost, lost_memory};
 use crate::{estimate::Estimate, work::Machine};
 
 /// Bytes of a core's own cache, which holds its code: 0.5 to 2 MiB on servers since 2017.
@@ -11,8 +11,8 @@ const OWN_CACHE: f64 = 2.0 * 1024.0 * 1024.0;
 /// The share of what a training step keeps that the next one finds cleared: counted as page faults of steps of GPT-2,
 /// ViT and ResNet-18 under glibc, it was 0, 0, 0.2 and 0.6.
 const FRESH_SHARE: f64 = 0.3;
-/// Gradients of more bytes than so many times the largest piece that is not mapped are given back as a whole: glibc
-/// trims what lies free at the heap's end. Of BERT's and ResNet-50's 0.9 and 1.1 were found cleared, and nothing else.
+/// Where the gradients exceed the largest allocation that is not mapped by this factor, they are returned as a whole: glibc
+/// trims free memory at the heap's end. Of BERT's and ResNet-50's 0.9 and 1.1 were found cleared, and nothing else.
 const TRIMMED: f64 = 2.0;
 /// p10 and p90 of memory that is cleared, relative to the time.
 const FRESH_BAND: (f64, f64) = (0.0, 2.5);

@@ -3,14 +3,14 @@
 use super::{
     OperatorCost,
     keep::Keep,
-    look::Look,
+    lookup::Lookup,
     product::{add_backward, of_two},
     times,
 };
 use crate::{fact::TensorFact, infer::Call};
 
 /// `linalg_matrix_power`: its products, each with two gradients; those of the inverse are solved for.
-pub(super) fn power(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+pub(super) fn power(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let matrices = call.first().ok()?;
     let sizes = matrices.sizes()?;
     let one = times([2, *sizes.last()?, times(sizes)]);
@@ -18,7 +18,7 @@ pub(super) fn power(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let forward_flops = times([n_products(n), one]);
     let of_inverse = if n < 0 { times([2, one]) } else { 0 };
     let mut cost = OperatorCost { forward_flops, ..OperatorCost::default() };
-    add_backward(look, &mut cost, matrices, times([2, forward_flops]).saturating_add(of_inverse));
+    add_backward(lookup, &mut cost, matrices, times([2, forward_flops]).saturating_add(of_inverse));
     Some(cost)
 }
 
@@ -47,7 +47,7 @@ fn n_products(n: i64) -> u64 {
     }
 }
 
-/// What lies in one product of a chain.
+/// One product of a chain.
 struct Link {
     rows: u64,
     columns: u64,
@@ -60,7 +60,7 @@ struct Link {
 fn chain(call: &Call<'_>, product: &mut dyn FnMut(&Link, &Link)) -> Option<()> {
     let all = call.tensors();
     let n = all.len();
-    // Longer ones are nobody's, and a list may be of any length.
+    // Longer chains do not occur, and a list in a file may be of any length.
     if n > 64 {
         return None;
     }
@@ -115,10 +115,10 @@ fn chain(call: &Call<'_>, product: &mut dyn FnMut(&Link, &Link)) -> Option<()> {
 }
 
 /// The operations of a chain.
-pub(super) fn chain_flops(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+pub(super) fn chain_flops(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let mut cost = OperatorCost::default();
     chain(call, &mut |a, b| {
-        cost += of_two(look, &a.tensor, &b.tensor, times([2, a.rows, a.columns, b.columns]));
+        cost += of_two(lookup, &a.tensor, &b.tensor, times([2, a.rows, a.columns, b.columns]));
     })?;
     Some(cost)
 }

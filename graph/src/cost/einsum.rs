@@ -1,4 +1,4 @@
-//! What autograd keeps of `einsum`, which runs as a chain of batched products of two operands.
+//! Saved activations of `einsum`, which runs as a chain of batched products of two operands.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ impl Pairs<'_> {
         times(letters.iter().map(|letter| self.size(*letter)))
     }
 
-    /// Letters in the order of einsum's permuted operands: the result's, then those that go away.
+    /// Letters in the order of einsum's permuted operands: the result's, then the summed ones.
     fn order(&self, letter: char) -> (usize, char) {
         (self.output.iter().position(|other| *other == letter).unwrap_or(usize::MAX), letter)
     }
@@ -63,7 +63,7 @@ impl Pairs<'_> {
         let is_needed =
             |letter: char| self.output.contains(&letter) || rest.iter().any(|t| t.letters.contains(&letter));
         let requires_grad = left.requires_grad || right.requires_grad;
-        // What only one of them has and nobody needs is summed away first.
+        // Letters of one operand that the result lacks are summed first.
         let left = self.without(left, |letter| !is_needed(letter) && !right.letters.contains(&letter));
         let right = self.without(right, |letter| !is_needed(letter) && !left.letters.contains(&letter));
         let in_both = |letter: &char| left.letters.contains(letter) && right.letters.contains(letter);

@@ -10,7 +10,7 @@ use operators::{AttentionSize, ConvolutionSize, Flops, OperatorClass, ProductSiz
 
 use super::{
     OperatorCost, chain, linalg,
-    look::Look,
+    lookup::Lookup,
     product::{add_backward, of_two},
     times,
 };
@@ -21,29 +21,29 @@ use crate::{
 };
 
 /// Counts one operator. What has unknown sizes counts nothing and says so.
-pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> OperatorCost {
+pub(super) fn count(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -> OperatorCost {
     // A call of another library's operator, or one whose inside is not shown.
     let is_unknown = operator.class == OperatorClass::Unknown;
     let flops = call.row().filter(|_| !is_unknown).map_or(Flops::Nothing, |row| row.flops);
     let counted = match flops {
         Flops::Nothing | Flops::Unseen => None,
-        Flops::Linear => linear(look, call),
-        Flops::Product => product(look, call.at(0).tensor(), call.at(1).tensor()),
-        Flops::AddedProduct => product(look, call.at(1).tensor(), call.at(2).tensor()),
-        Flops::Inner => inner(look, call),
-        Flops::GroupedProduct => grouped(look, call),
-        Flops::Tensordot => tensordot(look, call),
-        Flops::Einsum => einsum(look, call),
-        Flops::Chain => chain::chain_flops(look, call),
-        Flops::MatrixPower => chain::power(look, call),
-        Flops::Covariance => linalg::covariance(look, call),
-        Flops::Convolution => convolution(look, operator, call),
+        Flops::Linear => linear(lookup, call),
+        Flops::Product => product(lookup, call.at(0).tensor(), call.at(1).tensor()),
+        Flops::AddedProduct => product(lookup, call.at(1).tensor(), call.at(2).tensor()),
+        Flops::Inner => inner(lookup, call),
+        Flops::GroupedProduct => grouped(lookup, call),
+        Flops::Tensordot => tensordot(lookup, call),
+        Flops::Einsum => einsum(lookup, call),
+        Flops::Chain => chain::chain_flops(lookup, call),
+        Flops::MatrixPower => chain::power(lookup, call),
+        Flops::Covariance => linalg::covariance(lookup, call),
+        Flops::Convolution => convolution(lookup, operator, call),
         Flops::Attention => attention(call),
         Flops::TransformerLayer => transformer_layer(call),
         Flops::Recurrent => recurrent(call),
         Flops::RecurrentCell => cell(call),
         // Its kernel is not seen forward, its gradient is a product.
-        Flops::AffineGrid => grid(look, operator, call),
+        Flops::AffineGrid => grid(lookup, operator, call),
         Flops::Solve
         | Flops::TriangularSolve
         | Flops::SolveFromFactors
@@ -59,7 +59,7 @@ pub(super) fn count(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Op
         | Flops::SingularValues
         | Flops::Svd
         | Flops::MatrixNorm
-        | Flops::Condition => linalg::solver(look, operator, call, flops),
+        | Flops::Condition => linalg::solver(lookup, operator, call, flops),
     };
     let is_product = !matches!(flops, Flops::Nothing | Flops::AffineGrid);
     let is_counted = counted.is_some() || call.tensors().iter().all(|tensor| tensor.sizes().is_some());
@@ -74,7 +74,7 @@ fn batch(sizes: &[u64]) -> Shape {
     sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
 }
 
-/// Returns the operations of so many products of m × k and k × n.
+/// Returns the operations of a number of products of m × k and k × n.
 fn product_flops([batch, m, n, k]: [u64; 4]) -> u64 {
     let [batch, m, n, k] = [batch, m, n, k].map(Saturating);
     ProductSize { batch, m, n, k }.flops().0
@@ -87,17 +87,17 @@ fn attention_size([batch, seq, kv_seq, width, value_width]: [u64; 5]) -> Attenti
     AttentionSize { batch, heads: one, kv_heads: one, seq, kv_seq, width, value_width }
 }
 
-fn linear(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+fn linear(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let (input, weight) = (call.tensor("input").ok()?, call.tensor("weight").ok()?);
     let (x, w) = (input.sizes()?, weight.sizes()?);
     let flops = match (w.as_slice(), x.split_last()) {
         ([out, _], Some((k, rows))) => product_flops([1, times(rows.iter().copied()), *out, *k]),
         _ => 0,
     };
-    Some(of_two(look, input, weight, flops))
+    Some(of_two(lookup, input, weight, flops))
 }
 
-fn product(look: &Look<'_>, a: Option<&TensorFact>, b: Option<&TensorFact>) -> Option<OperatorCost> {
+fn product(lookup: &Lookup<'_>, a: Option<&TensorFact>, b: Option<&TensorFact>) -> Option<OperatorCost> {
     let (a, b) = (a?, b?);
     let (x, y) = (a.sizes()?, b.sizes()?);
     // A matrix with a vector is `mv`, which is not counted; a vector with a matrix is `mm`.
@@ -109,35 +109,35 @@ fn product(look: &Look<'_>, a: Option<&TensorFact>, b: Option<&TensorFact>) -> O
         let batch = crate::infer::broadcast(&[&batch(&x), &batch(&y)]).ok()?;
         product_flops([times(batch.iter().map(|size| size.unwrap_or(1))), m, n, k])
     };
-    Some(of_two(look, a, b, flops))
+    Some(of_two(lookup, a, b, flops))
 }
 
-fn inner(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+fn inner(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
     let (x, y) = (a.sizes()?, b.sizes()?);
     let inner = x.last().copied()?.max(1);
-    Some(of_two(look, a, b, times([2, times(x), times(y) / inner])))
+    Some(of_two(lookup, a, b, times([2, times(x), times(y) / inner])))
 }
 
 /// Rows meet the matrix of their own group only.
-fn grouped(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+fn grouped(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
     let (x, y) = (a.sizes()?, b.sizes()?);
     let (k, rows) = x.split_last()?;
     let flops = product_flops([1, times(rows.iter().copied()), *y.last()?, *k]);
-    Some(OperatorCost { fused_flops: flops, ..of_two(look, a, b, flops) })
+    Some(OperatorCost { fused_flops: flops, ..of_two(lookup, a, b, flops) })
 }
 
-fn tensordot(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+fn tensordot(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let (a, b) = (call.tensor("self").ok()?, call.tensor("other").ok()?);
     let (x, y) = (a.sizes()?, b.sizes()?);
     let over = call.dims("dims_self", x.len()).ok()?;
     let inner = times(over.iter().map(|dim| x[*dim])).max(1);
-    Some(of_two(look, a, b, times([2, times(x), times(y) / inner])))
+    Some(of_two(lookup, a, b, times([2, times(x), times(y) / inner])))
 }
 
 /// Products of two, each batched, over the letters that go away.
-fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+fn einsum(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let (parsed, tensors) = Einsum::of(call).ok()?;
     let products = parsed.products(call).ok()?;
     let mut cost = OperatorCost::default();
@@ -148,7 +148,7 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         let ((left, a), (right, b)) = product.take(&mut terms);
         let needed =
             |letter: &char| output.contains(letter) || terms.iter().any(|(term, _)| term.contains(letter));
-        // Letters of one side only that nobody needs are summed away before the product.
+        // Letters of one operand that the result lacks are summed before the product.
         let kept_left: Vec<char> = left.iter().copied().filter(|l| needed(l) || right.contains(l)).collect();
         let kept_right: Vec<char> = right.iter().copied().filter(|l| needed(l) || left.contains(l)).collect();
         // What goes away and has one element is multiplied, not summed: that is no product of matrices.
@@ -162,10 +162,10 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         if is_summed {
             let counts = letters.iter().map(|letter| sizes.get(letter).copied().flatten());
             let counts: Option<Vec<u64>> = counts.collect();
-            cost += of_two(look, &a, &b, times([2, times(counts?)]));
+            cost += of_two(lookup, &a, &b, times([2, times(counts?)]));
         }
         letters.retain(needed);
-        // A product is nobody's parameter.
+        // The result of a product is not a parameter.
         let requires_grad = a.requires_grad || b.requires_grad;
         terms.insert(product.place, (letters, TensorFact { requires_grad, ..TensorFact::default() }));
     }
@@ -173,17 +173,17 @@ fn einsum(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
 }
 
 /// Every place of the grid, by the columns of the matrix that makes it.
-fn grid(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
-    let (matrix, result) = (call.first().ok()?, look.result(operator)?.sizes()?);
+fn grid(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
+    let (matrix, result) = (call.first().ok()?, lookup.result(operator)?.sizes()?);
     let mut cost = OperatorCost::default();
-    add_backward(look, &mut cost, matrix, times([2, times(result.iter().copied()), result.last()? + 1]));
+    add_backward(lookup, &mut cost, matrix, times([2, times(result.iter().copied()), result.last()? + 1]));
     Some(cost)
 }
 
-fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
+fn convolution(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
     let input = call.tensor("input").or_else(|_| call.first()).ok()?;
     let weight = call.tensor("weight").ok()?;
-    let (x, w, out) = (input.sizes()?, weight.sizes()?, look.result(operator)?.sizes()?);
+    let (x, w, out) = (input.sizes()?, weight.sizes()?, lookup.result(operator)?.sizes()?);
     let rank = w.len().checked_sub(2)?;
     let is_transposed = call.is_transposed();
     let batch = if x.len() == rank + 2 { x[0] } else { 1 };
@@ -202,7 +202,7 @@ fn convolution(look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> Option<
         output: number(picture),
         kernel: number(&w[2..]),
     };
-    Some(of_two(look, input, weight, count.flops().0))
+    Some(of_two(lookup, input, weight, count.flops().0))
 }
 
 fn transformer_layer(call: &Call<'_>) -> Option<OperatorCost> {

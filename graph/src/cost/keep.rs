@@ -10,7 +10,7 @@ use crate::{
     model::{ModelGraph, OperatorId, Origin},
 };
 
-/// What has been kept so far.
+/// The storages that are kept so far.
 pub(super) struct Saved {
     /// By storage, the first operator that keeps it.
     pub keepers: Vec<Option<OperatorId>>,

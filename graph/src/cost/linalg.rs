@@ -7,7 +7,7 @@ use super::{
     OperatorCost,
     chain::{keep_chain, keep_power},
     keep::Keep,
-    look::Look,
+    lookup::Lookup,
     product::{add_backward, of_two},
     times,
 };
@@ -190,7 +190,7 @@ fn beyond(matrices: &TensorFact, solution: &TensorFact) -> Option<u64> {
 
 /// Products with the result, and of square matrices: what gradients cost, for the forward pass is not counted.
 pub(super) fn solver(
-    look: &Look<'_>,
+    lookup: &Lookup<'_>,
     operator: &Operator,
     call: &Call<'_>,
     solver: Flops,
@@ -201,17 +201,17 @@ pub(super) fn solver(
         Flops::LuSolve => (0, 1, 1),
         Flops::CholeskyInverse => (0, 0, 3),
         Flops::EigenValues => (0, 0, 1),
-        Flops::Eigen | Flops::HermitianEigen if is_used(look, operator, 1) => (0, 0, 3),
+        Flops::Eigen | Flops::HermitianEigen if is_used(lookup, operator, 1) => (0, 0, 3),
         Flops::HermitianEigen => (0, 0, 1),
         Flops::Eigen => (0, 0, 0),
         Flops::Inverse => (0, 2, 0),
         _ => (0, 1, 0),
     };
-    let (matrices, result) = (call.at(at).tensor()?, look.result(operator)?.sizes()?);
+    let (matrices, result) = (call.at(at).tensor()?, lookup.result(operator)?.sizes()?);
     let sizes = matrices.sizes()?;
     let of_all = |back: [usize; 2]| {
         let [rows, columns, count] = matrix(matrices, back)?;
-        Some(times([2, count, of_one(look, operator, call, solver, [rows, columns])]))
+        Some(times([2, count, of_one(lookup, operator, call, solver, [rows, columns])]))
     };
     let flops = match solver {
         Flops::SingularValues | Flops::Condition | Flops::Svd | Flops::PseudoInverse => of_all(OWN)?,
@@ -232,21 +232,21 @@ pub(super) fn solver(
         }
     };
     let mut cost = OperatorCost::default();
-    add_backward(look, &mut cost, matrices, flops);
+    add_backward(lookup, &mut cost, matrices, flops);
     Some(cost)
 }
 
 /// The multiplications for one matrix when gradients flow back through its singular values and vectors, or through its
 /// pseudo-inverse.
 fn of_one(
-    look: &Look<'_>,
+    lookup: &Lookup<'_>,
     operator: &Operator,
     call: &Call<'_>,
     solver: Flops,
     [rows, columns]: [u64; 2],
 ) -> u64 {
     let (least, most) = (rows.min(columns), rows.max(columns));
-    let has_vectors = is_used(look, operator, 0) || is_used(look, operator, 2);
+    let has_vectors = is_used(lookup, operator, 0) || is_used(lookup, operator, 2);
     match solver {
         Flops::PseudoInverse if rows <= columns => times([8, rows, rows, columns]),
         Flops::PseudoInverse => times([4, rows, columns, rows.saturating_add(columns)]),
@@ -259,14 +259,14 @@ fn of_one(
     }
 }
 
-fn is_used(look: &Look<'_>, operator: &Operator, output: usize) -> bool {
+fn is_used(lookup: &Lookup<'_>, operator: &Operator, output: usize) -> bool {
     operator.outputs.get(output).is_some_and(|value| {
-        !look.graph.value(*value).consumers.is_empty() || look.graph.outputs.contains(value)
+        !lookup.graph.value(*value).consumers.is_empty() || lookup.graph.outputs.contains(value)
     })
 }
 
 /// `cov`, `corrcoef`: every row with every row.
-pub(super) fn covariance(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCost> {
+pub(super) fn covariance(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let input = call.first().ok()?;
     let sizes = input.sizes()?;
     let (rows, columns) = match sizes.as_slice() {
@@ -274,5 +274,5 @@ pub(super) fn covariance(look: &Look<'_>, call: &Call<'_>) -> Option<OperatorCos
         [columns] => (1, *columns),
         [rows, columns, ..] => (*rows, *columns),
     };
-    Some(of_two(look, input, input, times([2, rows, rows, columns])))
+    Some(of_two(lookup, input, input, times([2, rows, rows, columns])))
 }

@@ -1,4 +1,4 @@
-//! What every operator costs in operations and bytes, as a side table by [`OperatorId`].
+//! FLOPs and bytes of every operator, as a side table by [`OperatorId`].
 //!
 //! Nothing here knows a device; seconds are made of this elsewhere.
 
@@ -7,7 +7,7 @@ mod einsum;
 mod flops;
 mod keep;
 mod linalg;
-mod look;
+mod lookup;
 mod needed;
 mod product;
 mod recurrent;
@@ -18,7 +18,7 @@ use std::ops::{AddAssign, Range};
 
 use crate::{BlockId, OperatorId, StorageId, model::ModelGraph};
 
-/// What one operator, or a run of them, costs.
+/// The cost of one operator, or of a run of operators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperatorCost {
     /// Forward operations as `torch.utils.flop_counter` counts them: products, convolutions and attention only, two for
@@ -32,7 +32,7 @@ pub struct OperatorCost {
     pub fused_flops: u64,
     /// Bytes of the parameters that are read here for the first time.
     pub parameter_bytes: u64,
-    /// Bytes that autograd keeps from here until the backward pass, whatever earlier operators keep left out.
+    /// Bytes that autograd keeps from here until the backward pass and that no earlier operator keeps.
     pub saved_bytes: u64,
     /// Bytes of fresh memory for the results.
     pub output_bytes: u64,
@@ -40,9 +40,9 @@ pub struct OperatorCost {
     pub read_bytes: u64,
     /// Bytes that are written.
     pub written_bytes: u64,
-    /// How many products are not counted above, because sizes of theirs are not known.
+    /// The number of products that are not counted above, because their sizes are unknown.
     pub uncounted: u32,
-    /// How many operators keep something that is not in `saved_bytes`, because its size is not known.
+    /// The number of operators whose saved activations are missing from `saved_bytes`, because sizes are unknown.
     pub unmeasured: u32,
 }
 
@@ -65,7 +65,7 @@ fn times(numbers: impl IntoIterator<Item = u64>) -> u64 {
 
 /// Computes what every operator costs. Linear in operands.
 pub fn costs(graph: &ModelGraph) -> OperatorCosts {
-    let look = look::Look::new(graph);
+    let lookup = lookup::Lookup::new(graph);
     let differentiated = needed::differentiated(graph);
     let mut saved = keep::Saved::new(graph);
     let mut seen = vec![false; graph.storages.len()];
@@ -73,11 +73,11 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let mut sums = Vec::with_capacity(graph.operators.len() + 1);
     let mut sum = OperatorCost::default();
     for operator in &graph.operators {
-        let call = look.call(operator);
-        let mut cost = flops::count(&look, operator, &call);
+        let call = lookup.call(operator);
+        let mut cost = flops::count(&lookup, operator, &call);
         // What no gradient flows into is freed with its results: an extremum that is detached, say.
         if differentiated[operator.id.index()] {
-            match saved::count(&mut saved, &look, operator, &call) {
+            match saved::count(&mut saved, &lookup, operator, &call) {
                 (bytes, true) => cost.saved_bytes = bytes,
                 (bytes, false) => (cost.saved_bytes, cost.unmeasured) = (bytes, 1),
             }
@@ -85,7 +85,7 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
         if !differentiated[operator.id.index()] {
             (cost.backward_flops_input, cost.backward_flops_weight) = (0, 0);
         }
-        look::add_bytes(graph, operator, &mut seen, &mut cost);
+        lookup::add_bytes(graph, operator, &mut seen, &mut cost);
         operators.push(cost);
         sums.push(sum);
         sum += cost;

@@ -21,10 +21,10 @@ pub(super) fn differentiated(graph: &ModelGraph) -> Vec<bool> {
     graph.outputs.iter().for_each(|value| is_read[value.index()] = counts(*value));
     // Memory that a needed operator looks at: who writes there in place is needed too.
     let mut looked_at: HashSet<StorageId> = HashSet::new();
-    let look = |value: ValueId, looked_at: &mut HashSet<StorageId>| {
+    let lookup = |value: ValueId, looked_at: &mut HashSet<StorageId>| {
         looked_at.extend(graph.value(value).fact.tensors().iter().filter_map(|tensor| tensor.storage));
     };
-    graph.outputs.iter().filter(|value| counts(**value)).for_each(|value| look(*value, &mut looked_at));
+    graph.outputs.iter().filter(|value| counts(**value)).for_each(|value| lookup(*value, &mut looked_at));
     let mut needed = vec![false; graph.operators.len()];
     for operator in graph.operators.iter().rev() {
         let is_needed = operator.outputs.iter().any(|value| is_read[value.index()])
@@ -33,7 +33,7 @@ pub(super) fn differentiated(graph: &ModelGraph) -> Vec<bool> {
             needed[operator.id.index()] = true;
             for value in operator.inputs.iter().filter(|value| counts(**value)) {
                 is_read[value.index()] = true;
-                look(*value, &mut looked_at);
+                lookup(*value, &mut looked_at);
             }
         }
     }

@@ -1,24 +1,24 @@
-//! What the product of two factors costs: its gradients are products of the same size.
+//! The cost of a product of two factors: its gradients are products of the same size.
 
-use super::{OperatorCost, look::Look, look::parameter_of};
+use super::{OperatorCost, lookup::Lookup, lookup::parameter_of};
 use crate::fact::TensorFact;
 
 /// Adds the gradient of one factor of a product to the part it belongs to.
-pub(super) fn add_backward(look: &Look<'_>, cost: &mut OperatorCost, factor: &TensorFact, flops: u64) {
+pub(super) fn add_backward(lookup: &Lookup<'_>, cost: &mut OperatorCost, factor: &TensorFact, flops: u64) {
     if !factor.requires_grad {
         return;
     }
-    let part = match parameter_of(look.graph, factor) {
+    let part = match parameter_of(lookup.graph, factor) {
         Some(_) => &mut cost.backward_flops_weight,
         None => &mut cost.backward_flops_input,
     };
     *part = part.saturating_add(flops);
 }
 
-/// Counts a product of so many operations and the gradients of its factors.
-pub(super) fn of_two(look: &Look<'_>, a: &TensorFact, b: &TensorFact, flops: u64) -> OperatorCost {
+/// Counts a product of the given operations, and the gradients of its factors.
+pub(super) fn of_two(lookup: &Lookup<'_>, a: &TensorFact, b: &TensorFact, flops: u64) -> OperatorCost {
     let mut cost = OperatorCost { forward_flops: flops, ..OperatorCost::default() };
-    add_backward(look, &mut cost, a, flops);
-    add_backward(look, &mut cost, b, flops);
+    add_backward(lookup, &mut cost, a, flops);
+    add_backward(lookup, &mut cost, b, flops);
     cost
 }

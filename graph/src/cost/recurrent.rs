@@ -1,14 +1,14 @@
-//! What autograd keeps of recurrent layers, as PyTorch runs them on a CPU.
+//! Saved activations of recurrent layers, as PyTorch runs them on a CPU.
 //!
 //! LSTM layers of 32-bit floats run in oneDNN, which keeps inputs, outputs and a workspace for each layer and direction;
 //! the workspace's layout is oneDNN's own (`rnn_utils`), in pages. All others (GRU, plain layers, projections, other
 //! dtypes, packed sequences) run step by step, and each step keeps what its few operators keep. On a GPU cuDNN keeps a
-//! reserve of its own instead, about half of oneDNN's workspace, which nobody outside can know exactly.
+//! reserve space instead, about half of oneDNN's workspace, whose exact size is not documented.
 
 use operators::ShapeRule;
 use tracer::DType;
 
-use super::{keep::Keep, look::Look, times};
+use super::{keep::Keep, lookup::Lookup, times};
 use crate::{
     fact::{Fact, TensorFact},
     infer::{Call, Factor, Recurrence, recurrence},
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Counts `lstm`, `gru`, `rnn_tanh`, `rnn_relu` and their cells.
-pub(super) fn keep_recurrent(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>) {
+pub(super) fn keep_recurrent(keep: &mut Keep<'_>, lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) {
     let Ok(input) = call.first() else { return };
     if !call.shape_rule().is_recurrent_layer() {
         return cell(keep, call, input);
@@ -27,7 +27,7 @@ pub(super) fn keep_recurrent(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Op
     let Some(sizes) = Sizes::of(&layer, input) else { return };
     let turned = steps_first(call, input);
     if is_fused(call, input, &layer) {
-        fused(keep, look, operator, call, &layer, &sizes, &turned);
+        fused(keep, lookup, operator, call, &layer, &sizes, &turned);
     } else {
         stepwise(keep, call, &layer, &sizes, &turned);
     }
@@ -96,7 +96,7 @@ fn steps_first(call: &Call<'_>, input: &TensorFact) -> TensorFact {
 /// oneDNN's LSTM: one call for each layer and direction.
 fn fused(
     keep: &mut Keep<'_>,
-    look: &Look<'_>,
+    lookup: &Lookup<'_>,
     operator: &Operator,
     call: &Call<'_>,
     layer: &Recurrence,
@@ -117,7 +117,7 @@ fn fused(
         let one = workspace(sizes, width).saturating_add(times([2, state]));
         keep.fresh(Some(times([layer.directions, one])));
         let is_last = index + 1 == layer.layers;
-        match look.result(operator).filter(|_| is_last && layer.directions == 1) {
+        match lookup.result(operator).filter(|_| is_last && layer.directions == 1) {
             // The layer's output is the operator's.
             Some(result) => keep.tensor(result),
             None => keep.fresh(Some(times([layer.directions, output]))),

@@ -1,4 +1,4 @@
-//! What autograd keeps for the backward pass, by operator, after PyTorch's `derivatives.yaml`.
+//! Saved activations by operator, after PyTorch's `derivatives.yaml`.
 //!
 //! A storage counts once, at the first operator that keeps it: views, in-place results and tensors that two operators
 //! keep share it. Parameters and buffers are not counted, and nothing is kept where no gradient flows. A product that
@@ -9,7 +9,7 @@ use tracer::DType;
 
 use super::{
     keep::{Keep, Saved, copy_bytes},
-    look::Look,
+    lookup::Lookup,
     times,
 };
 use crate::{
@@ -19,11 +19,16 @@ use crate::{
 };
 
 /// Returns the bytes that this operator keeps and no earlier one does, and whether these are all.
-pub(super) fn count(saved: &mut Saved, look: &Look<'_>, operator: &Operator, call: &Call<'_>) -> (u64, bool) {
+pub(super) fn count(
+    saved: &mut Saved,
+    lookup: &Lookup<'_>,
+    operator: &Operator,
+    call: &Call<'_>,
+) -> (u64, bool) {
     if operator.class == OperatorClass::Plumbing || operator.class == OperatorClass::Create {
         return (0, true);
     }
-    let outputs: Vec<&Fact> = operator.outputs.iter().map(|value| &look.graph.value(*value).fact).collect();
+    let outputs: Vec<&Fact> = operator.outputs.iter().map(|value| &lookup.graph.value(*value).fact).collect();
     let flows = outputs.iter().flat_map(|fact| fact.tensors()).any(|tensor| tensor.requires_grad);
     if !flows || !call.tensors().iter().any(|tensor| tensor.requires_grad) {
         return (0, true);
@@ -31,14 +36,14 @@ pub(super) fn count(saved: &mut Saved, look: &Look<'_>, operator: &Operator, cal
     if operator.class == OperatorClass::Unknown {
         return (0, false);
     }
-    let mut keep = Keep::new(saved, look.graph, operator.id);
-    rule(&mut keep, look, operator, call, &outputs);
+    let mut keep = Keep::new(saved, lookup.graph, operator.id);
+    rule(&mut keep, lookup, operator, call, &outputs);
     (keep.bytes, keep.is_all)
 }
 
-fn rule(keep: &mut Keep<'_>, look: &Look<'_>, operator: &Operator, call: &Call<'_>, outputs: &[&Fact]) {
+fn rule(keep: &mut Keep<'_>, lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>, outputs: &[&Fact]) {
     let keeps = call.row().map_or(Keeps::Unknown, |row| row.keeps);
-    if !keep_by_rule(keep, keeps, look, operator, call, outputs) && operator.class == OperatorClass::Other {
+    if !keep_by_rule(keep, keeps, lookup, operator, call, outputs) && operator.class == OperatorClass::Other {
         // Differentiable, and of no rule for these operands: most keep what they read.
         all(keep, call);
     }
@@ -52,12 +57,12 @@ fn all(keep: &mut Keep<'_>, call: &Call<'_>) {
 fn keep_by_rule(
     keep: &mut Keep<'_>,
     keeps: Keeps,
-    look: &Look<'_>,
+    lookup: &Lookup<'_>,
     operator: &Operator,
     call: &Call<'_>,
     outputs: &[&Fact],
 ) -> bool {
-    let result = look.result(operator);
+    let result = lookup.result(operator);
     match keeps {
         Keeps::Nothing => {}
         Keeps::Unknown => return false,
@@ -110,7 +115,7 @@ fn keep_by_rule(
         }
         Keeps::Attention if attention_by_parts(call) => keep.is_all &= attention(keep, call).is_some(),
         Keeps::Attention => fused_attention(keep, call, result),
-        Keeps::Recurrent => super::recurrent::keep_recurrent(keep, look, operator, call),
+        Keeps::Recurrent => super::recurrent::keep_recurrent(keep, lookup, operator, call),
         Keeps::LogSigmoid
         | Keeps::RRelu
         | Keeps::FakeQuantize
@@ -136,7 +141,8 @@ fn keep_by_rule(
         | Keeps::MaxUnpool
         | Keeps::Combinations
         | Keeps::TakeAlongDim
-        | Keeps::Stft => return super::unusual::keep_unusual(keep, keeps, call, result),
+        | Keeps::Stft
+        | Keeps::Istft => return super::unusual::keep_unusual(keep, keeps, call, result),
         Keeps::Results
         | Keeps::AllAndFirstResult
         | Keeps::Chain

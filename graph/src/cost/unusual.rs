@@ -1,4 +1,4 @@
-//! What losses, bags of embeddings, distances and a few others keep; measured with torch's own hooks.
+//! Saved activations of losses, bags of embeddings, distances and a few others; measured with torch's saved-tensor hooks.
 
 use operators::Keeps;
 
@@ -88,6 +88,7 @@ pub(super) fn keep_unusual(
         (Keeps::Trapezoid, Some(places)) => trapezoid(keep, call, first, places),
         (Keeps::Covariance | Keeps::Correlation, _) => covariance(keep, keeps, call, first, result),
         (Keeps::Stft, _) => stft(keep, call, first, result),
+        (Keeps::Istft, _) => istft(keep, call, first),
         (Keeps::EmbeddingBag, Some(indices)) => return bag(keep, call, indices, result),
         _ => return losses(keep, keeps, call, first, second),
     }
@@ -214,6 +215,27 @@ fn stft(keep: &mut Keep<'_>, call: &Call<'_>, first: &TensorFact, result: Option
         }
         Err(_) => keep.tensor(first),
     }
+}
+
+/// Keeps the window, ones where none is given, and how much of all windows lies on each place of the signal, whole as it is before its
+/// ends are cut off.
+fn istft(keep: &mut Keep<'_>, call: &Call<'_>, first: &TensorFact) {
+    let natural = |name: &str| call.int(name).and_then(|n| u64::try_from(n).ok());
+    let length = natural("n_fft");
+    let hop = natural("hop_length").or(length.map(|length| length / 4));
+    // An element of the spectrum is two of a real signal.
+    let parts = if call.flag("return_complex") == Some(true) { 1 } else { 2 };
+    let one = first.dtype.map(|dtype| dtype.bytes() / parts);
+    match call.tensor("window") {
+        Ok(window) if window.elements() == length => keep.tensor(window),
+        _ => keep.fresh(length.zip(one).map(|(length, one)| length.saturating_mul(one))),
+    }
+    let frames = first.shape.as_ref().and_then(|sizes| sizes.last().copied().flatten());
+    let whole = frames
+        .zip(hop)
+        .zip(length)
+        .and_then(|((frames, hop), length)| frames.checked_sub(1)?.checked_mul(hop)?.checked_add(length));
+    keep.fresh(whole.zip(one).map(|(whole, one)| whole.saturating_mul(one)));
 }
 
 /// Keeps indices and offsets, and what each bag was made of.

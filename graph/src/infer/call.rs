@@ -20,7 +20,7 @@ pub enum Stop {
     Rejected(String),
 }
 
-/// What a rule returns.
+/// The result of a rule.
 pub type Result<T = Fact> = std::result::Result<T, Stop>;
 
 /// Turns "not there" into [`Stop::Unknown`].
@@ -94,7 +94,7 @@ pub struct Call<'a> {
     pub name: &'a str,
     /// True for an operator that writes to its first argument.
     pub is_in_place: bool,
-    /// How many values it makes.
+    /// The number of its results.
     pub n_outputs: usize,
     arguments: &'a [Argument],
     facts: SmallVec<[Cow<'a, Fact>; 8]>,

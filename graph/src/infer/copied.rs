@@ -1,4 +1,4 @@
-//! `unsqueeze_copy` and its like: what a view would look at, in memory of its own.
+//! `unsqueeze_copy` and the like: the result of a view, in memory of its own.
 
 use super::{
     call::{Call, Known, Result, fresh},

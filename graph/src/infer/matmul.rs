@@ -175,7 +175,7 @@ pub struct Product {
     pub left: usize,
     /// Position of the other, behind it.
     pub right: usize,
-    /// Where the product goes once both are gone.
+    /// The position of the product once both are consumed.
     pub place: usize,
 }
 

@@ -31,7 +31,7 @@ pub fn norm(call: &Call<'_>) -> Result {
     } else if call.has("group") {
         let groups = call.int("group").and_then(|groups| u64::try_from(groups).ok());
         Shape::from_slice(&[*sizes.first().known()?, groups])
-    } else if call.flag("training") == Some(false) {
+    } else if !call.has("training") || call.flag("training") == Some(false) {
         Shape::from_slice(&[Some(0)])
     } else {
         Shape::from_slice(&[*sizes.get(1).known()?])

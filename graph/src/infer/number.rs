@@ -212,7 +212,7 @@ pub fn fold(call: &Call<'_>) -> Result {
         });
     }
     if let (Fact::List(items), Arithmetic::Multiply, Some(times)) = (a, numbers, integer(b)) {
-        // A list longer than any shape's is none of our business.
+        // A list that is longer than any shape is not evaluated.
         let times = if items.is_empty() { 0 } else { usize::try_from(times).unwrap_or(0) };
         return match times.checked_mul(items.len()) {
             Some(length) if length <= 4096 => {

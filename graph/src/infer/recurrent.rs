@@ -35,7 +35,7 @@ pub struct Recurrence {
     pub matrices: Vec<(u64, u64, Factor)>,
 }
 
-/// What a matrix of a recurrent layer multiplies.
+/// The operand that a matrix of a recurrent layer multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factor {
     /// The layer's input.

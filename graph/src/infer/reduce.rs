@@ -134,12 +134,12 @@ fn reduced(call: &Call<'_>, input: &TensorFact) -> Result<Shape> {
     Ok(result.collect())
 }
 
-/// Returns a vector of which nobody knows how long it is.
+/// Returns a vector of unknown length.
 fn list(dtype: Option<DType>) -> Fact {
     Fact::Tensor(TensorFact { strides: None, ..fresh(dtype, Shape::from_slice(&[None])) })
 }
 
-/// `bincount`, `nonzero`, `unique`, `masked_select`: as many as the data says.
+/// `bincount`, `nonzero`, `unique`, `masked_select`: results whose sizes depend on values.
 pub fn by_data(call: &Call<'_>) -> Result {
     let input = call.first()?;
     Ok(match call.shape_rule() {

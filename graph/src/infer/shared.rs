@@ -1,4 +1,4 @@
-//! What exchanges between devices that share the work of one give; `layout` puts them into programs.
+//! Results of exchanges between devices, which `layout` inserts into programs.
 //!
 //! Their last operand is the number of devices.
 
@@ -84,7 +84,7 @@ pub fn rows(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
-/// What one device has of a number, and what all have.
+/// Conversions between the size of a part and the size of the whole.
 pub fn number(call: &Call<'_>) -> Result {
     let degree = degree(call)?;
     let number = super::call::integer(call.at(0));

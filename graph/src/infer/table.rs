@@ -7,12 +7,12 @@ use super::{
     shared, unusual, view,
 };
 
-/// How an operator is understood.
+/// The rule of an operator.
 #[derive(Clone, Copy)]
 pub struct Rule {
-    /// What it does, roughly.
+    /// Its family.
     pub class: OperatorClass,
-    /// What comes out.
+    /// The function that infers its results.
     pub infer: Infer,
 }
 

@@ -5,7 +5,7 @@ use tracer::DType;
 
 use super::{
     call::{Call, Known, Result, Stop, fresh, fresh_fact, integer, integers, reject, shape, wrap},
-    elementwise::{broadcast, complex_of, float_of, promote_pair},
+    elementwise::{broadcast, complex_of, float_of, promote_pair, real_of},
     rules::rules,
 };
 use crate::fact::{Dim, Fact, Shape, show_shape};
@@ -30,6 +30,7 @@ rules! {
     combinations: Combinations,
     kron: Kron,
     spectrum: Stft,
+    signal: Istft,
     gradient: Gradient,
 }
 
@@ -183,13 +184,7 @@ pub fn spectrum(call: &Call<'_>) -> Result {
         [batch, length] => (Some(*batch), *length),
         other => reject!("{} is no signal", show_shape(other)),
     };
-    let window = call.int("n_fft").and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0).known()?;
-    let hop = match call.get("hop_length") {
-        None | Some(Fact::None) => (window / 4).max(1),
-        Some(_) => {
-            call.int("hop_length").and_then(|hop| u64::try_from(hop).ok()).filter(|hop| *hop > 0).known()?
-        }
-    };
+    let (window, hop) = window_and_hop(call)?;
     // torch's own function pads before it calls this.
     let padded = match call.flag("center") {
         Some(true) => length.and_then(|length| length.checked_add(window / 2 * 2)),
@@ -212,6 +207,42 @@ pub fn spectrum(call: &Call<'_>) -> Result {
     }
     sizes.push(Some(2));
     fresh_fact(input.dtype, sizes)
+}
+
+/// Returns how long the windows of a transform are, and how far apart.
+fn window_and_hop(call: &Call<'_>) -> Result<(u64, u64)> {
+    let positive = |name: &str| call.int(name).and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
+    let window = positive("n_fft").known()?;
+    let hop = match call.get("hop_length") {
+        None | Some(Fact::None) => (window / 4).max(1),
+        Some(_) => positive("hop_length").known()?,
+    };
+    Ok((window, hop))
+}
+
+/// `istft`: a signal by windows of frequencies.
+pub fn signal(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let (batch, frequencies, frames) = match shape(input)?.as_slice() {
+        [frequencies, frames] => (None, *frequencies, *frames),
+        [batch, frequencies, frames] => (Some(*batch), *frequencies, *frames),
+        other => reject!("{} is no spectrum", show_shape(other)),
+    };
+    let (window, hop) = window_and_hop(call)?;
+    if frequencies.is_some_and(|n| n != window && n != window / 2 + 1) {
+        reject!("{} has not the frequencies of a window of {window}", show_shape(shape(input)?));
+    }
+    let whole = frames.and_then(|frames| frames.checked_sub(1)?.checked_mul(hop)?.checked_add(window));
+    let length = match (call.get("length"), call.flag("center").known()?) {
+        (Some(Fact::Int(length)), _) => length.and_then(|length| u64::try_from(length).ok()),
+        (_, true) => whole.and_then(|whole| whole.checked_sub(window / 2 * 2)),
+        _ => whole,
+    };
+    let dtype = match call.flag("return_complex").known()? {
+        true => input.dtype,
+        false => input.dtype.map(real_of),
+    };
+    fresh_fact(dtype, batch.into_iter().chain([length]).collect())
 }
 
 /// `aminmax`: the least and the largest.

@@ -515,7 +515,7 @@ pub fn contiguous(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(TensorFact { strides, ..fresh(input.dtype, sizes) }))
 }
 
-/// `detach`, `alias`, `lift_fresh` and what else returns its input.
+/// `detach`, `alias`, `lift_fresh` and others that return their input.
 pub fn identity(call: &Call<'_>) -> Result {
     Ok(call.at(0).clone())
 }

@@ -1,8 +1,8 @@
-//! Bands of images: rows that lie one behind the other, of which each device holds some, and what it takes of its neighbours'.
+//! Bands of images: each device holds consecutive rows, and receives a halo of its neighbours' rows.
 //!
-//! Of `size` rows, device `r` of `n` holds those from `⌈size·r/n⌉` to `⌈size·(r+1)/n⌉`: as even as can be, none has more than the
-//! first. What a band of results is computed of reaches beyond the own band of the operand (the halo), or short of it; both follow
-//! from the sizes, so nobody asks anybody. `codegen/src/python/shards.py` does the same arithmetic.
+//! Of `size` rows, device `r` of `n` holds those from `⌈size·r/n⌉` to `⌈size·(r+1)/n⌉`: as even as possible, and no device has more
+//! than the first. The operand rows that a band of results needs reach beyond the device's own band (the halo) or fall short of it;
+//! both follow from the sizes, so devices need not ask each other. `codegen/src/python/shards.py` does the same arithmetic.
 
 /// A dimension that lies in bands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,7 +16,7 @@ pub struct Bands {
 /// Rows of an operand in bands that a band of results is computed of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rows {
-    /// How the operand lies.
+    /// The bands of the operand.
     pub from: Bands,
     /// Rows of the results, of all devices together.
     pub results: u64,
@@ -27,9 +27,9 @@ pub struct Rows {
 /// Which rows of an operand a row of results takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Take {
-    /// A window of so many that begins at `row · stride − padding`: convolutions and pools. Beyond the image rows are filled.
+    /// A window that begins at row `row · stride − padding`, for convolutions and pools. Rows beyond the image are filled.
     Window {
-        /// What a window takes.
+        /// The rows that a window reads.
         window: Window,
         /// The number that the image is filled with beyond its borders, as bits.
         fill: u64,
@@ -51,7 +51,7 @@ pub struct Window {
     pub padding: i64,
 }
 
-/// How rows are resampled.
+/// The interpolation of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stretch {
     /// Between which rows.
@@ -62,7 +62,7 @@ pub struct Stretch {
     pub scale: Option<u64>,
 }
 
-/// Where a resampled row comes from.
+/// The mode of resampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resampling {
     /// The nearest row, as torch's `nearest` rounds.
@@ -73,7 +73,7 @@ pub enum Resampling {
     Linear,
 }
 
-/// What bands take of each other, in rows.
+/// The rows that bands receive from each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// All devices together.

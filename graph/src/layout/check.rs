@@ -1,10 +1,10 @@
 //! A proof that the program of one device does what the whole one does, given that each operator's rule is right.
 //!
-//! It reads the two programs and the choice, and nothing of how the one was made of the other. Each value gets a type: what devices
-//! hold of it, and where that is everything, whether takers do the same with it or a part each, for then its gradient is a term of
-//! a sum. Exchanges are functions from type to type, operators need types; so what flows back is proven along with what flows
-//! forth. Numbers are followed to where they come from: each counts what all devices have, but where a rule wants a part of it. What
-//! is not proven here is the rules themselves (`tests/oracle/layouts.py` runs each of them).
+//! It reads the two programs and the choice, not how one was made from the other. Each value gets a type: its layout and, where that is
+//! whole, whether consumers use it identically on all devices or for a part each, which makes its gradient a partial sum. Exchanges map
+//! types to types and operators require types, so gradients are proven along with values. Sizes are traced to their origin: each is a
+//! size of the whole unless a rule asks for that of a part. The rules themselves are not proven here (`tests/oracle/layouts.py` runs
+//! each of them).
 //!
 //! One walk over operands.
 
@@ -16,14 +16,14 @@ use tracer::{Node, NodeId, Operand, Program, ValueId};
 use super::{
     Bands, Layout, Rows, Slice,
     exchange::Exchange,
-    look::{Look, Source, Subject},
     rules::strategies,
     sharded::{Choice, INPUT, Sharded, Writes, constant, done_after, spelled, stand_in, written},
     strategy::{Edit, Need, Strategy},
+    subject::{Look, Source, Subject},
 };
 use crate::model::OperatorId;
 
-/// What was proven.
+/// Statistics of a proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proof {
     /// Operators whose operands are what their strategies need, there and back.
@@ -56,7 +56,7 @@ pub enum CheckError {
     Output { value: String, found: String },
 }
 
-/// What devices hold of a value, and what its takers do with it.
+/// The type of a value: its layout, and how its consumers use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
     /// Everything; takers do the same with it.
@@ -101,7 +101,7 @@ impl std::fmt::Display for Held {
 }
 
 impl Held {
-    /// Tells whether an operand is what an operator needs. Where nothing flows back, nobody sees what the others do.
+    /// Tells whether an operand has the type that an operator needs. Without a gradient, identical use is not required.
     fn serves(self, need: Need, has_gradient: bool) -> bool {
         match (need, self) {
             (Need::Any, held) => held != Held::Unfinished,
@@ -137,7 +137,7 @@ impl Held {
     }
 }
 
-/// Proves that the program of one device does what the whole one does, as far as rules are right.
+/// Proves that the program of one device computes what the whole one does, given that the rules are right.
 ///
 /// # Errors
 /// The first operator, exchange or result that does not fit.
@@ -177,9 +177,9 @@ struct Checker<'a> {
     whole: &'a Program,
     made: &'a Sharded,
     writes: Writes,
-    /// Values of either program; those that are no tensors are whole.
+    /// Types of the values of either program; values that are no tensors are whole.
     held: HashMap<ValueId, Held>,
-    /// What values of ours stand for.
+    /// The value of the whole program that each value stands for.
     origins: HashMap<ValueId, Origin>,
     /// Numbers that count what one device has.
     local: HashSet<ValueId>,
@@ -190,7 +190,7 @@ struct Checker<'a> {
     proof: Proof,
 }
 
-/// What a value of ours stands for.
+/// The value of the whole program that a value stands for.
 #[derive(Clone)]
 struct Origin {
     /// A value or tensor of the whole program, or a number.
@@ -399,7 +399,7 @@ impl Checker<'_> {
                 }
                 None => written(node, subject, leaf.argument, leaf.item).map(|place| place.clone()),
             };
-            // What stands in does not take all: the averages that nobody asked for.
+            // The replacement has fewer arguments: running statistics that are not used are left out.
             let Some(taken) = place else {
                 if strategy.special.is_some() {
                     continue;

@@ -1,53 +1,53 @@
-//! What devices tell each other where a value is taken in another layout than it was made in.
+//! Exchanges: the communication that converts a value from the layout it was made in to the one it is needed in.
 
 use super::{Bands, Layout, Moved, Need, Rows, Slice};
 
-/// One exchange, with what its gradient does in the backward pass.
+/// One exchange: what the forward pass does; what the backward pass does to the gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Exchange {
-    /// Nothing; gradients are summed. Where a whole value enters work that is shared out.
+    /// Forward nothing, backward an all-reduce: where a replicated value enters divided work.
     Copy,
-    /// Terms are summed; nothing. Where such work ends.
+    /// Forward an all-reduce, backward nothing: where divided work ends.
     Reduce,
-    /// Each takes its slice; slices are gathered.
+    /// Forward each device takes its slice, backward an all-gather.
     Scatter(Slice),
-    /// Slices are gathered; each takes its slice of the gradient.
+    /// Forward an all-gather, backward each device takes its slice of the gradient.
     Gather(Slice),
-    /// Slices are gathered; gradients are summed, and each takes its slice.
+    /// Forward an all-gather, backward a reduce-scatter.
     GatherSplit(Slice),
-    /// Terms are summed, and each takes its slice; slices of the gradient are gathered.
+    /// Forward a reduce-scatter, backward an all-gather.
     ReduceScatter(Slice),
-    /// From slices of one dimension to slices of another; the other way.
+    /// An all-to-all from slices of one dimension to slices of another; backward the reverse.
     Exchange {
         /// Was cut along.
         from: usize,
         /// Is cut along.
         to: usize,
     },
-    /// The first device keeps it, the others hold zeros; nothing.
+    /// Forward the first device keeps the value and the others hold zeros, backward nothing.
     Once,
-    /// Each takes its rows; rows are gathered.
+    /// Forward each device takes its rows, backward a gather of rows.
     ToBands(Bands),
-    /// Rows are gathered; each takes its rows of the gradient.
+    /// Forward a gather of rows, backward each device takes its rows of the gradient.
     FromBands(Bands),
-    /// Rows are gathered; gradients are summed, and each takes its rows.
+    /// Forward a gather of rows, backward gradients are summed and each device takes its rows.
     FromBandsSplit(Bands),
-    /// Each takes what it lacks of others' rows; gradients go back, and are added where several took the same.
+    /// A halo exchange: each device receives the rows it lacks; backward their gradients are returned and added.
     Rows(Rows),
 }
 
-/// What goes over the links.
+/// The collective that an exchange runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Everybody has the sum of all.
+    /// All-reduce.
     AllReduce,
-    /// Everybody has the parts of all.
+    /// All-gather.
     AllGather,
-    /// Everybody has its slice of the sum.
+    /// Reduce-scatter.
     ReduceScatter,
-    /// Everybody sends a part to each.
+    /// All-to-all.
     AllToAll,
-    /// Neighbours send each other rows, of so many.
+    /// Neighbours send each other rows; the number of rows of the image is given.
     Neighbours(Moved, u64),
 }
 
@@ -86,7 +86,7 @@ fn is_even(bands: Bands, degree: u64) -> bool {
     bands.size.is_multiple_of(degree)
 }
 
-/// Everybody gets all rows: uneven bands go as messages, for gathers know equal parts alone.
+/// A gather of uneven bands as point-to-point messages: all-gather takes equal parts only.
 fn all_rows(bands: Bands, degree: u64) -> Collective {
     if is_even(bands, degree) {
         return Collective::AllGather;
@@ -102,9 +102,9 @@ fn neighbours(rows: Rows, degree: u64) -> Option<Collective> {
     (moved.total > 0).then_some(Collective::Neighbours(moved, rows.from.size))
 }
 
-/// Returns the exchanges that make of a value in one layout what a taker needs, in order; `None` where there are none.
+/// Returns the exchanges, in order, that convert a value in one layout to what its consumer needs; `None` where that is impossible.
 ///
-/// Through what has no gradient nothing flows back: whether all do the same with it does not matter.
+/// For a value without gradient the layout of the gradient does not matter.
 pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exchange>> {
     if let Need::Rows(rows) = need {
         let mut steps = exchanges(from, Need::In(Layout::Bands(rows.from)), has_gradient)?;
@@ -133,7 +133,7 @@ pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exc
         (Layout::Bands(from), Layout::Even(to)) => vec![Exchange::FromBands(from), Exchange::Scatter(to)],
         (Layout::Even(from), Layout::Bands(to)) => vec![Exchange::Gather(from), Exchange::ToBands(to)],
         (Layout::Sum, Layout::Bands(bands)) => vec![Exchange::Reduce, Exchange::ToBands(bands)],
-        // A slice of the value is no term of it.
+        // A slice of a value is not a term of a sum.
         (Layout::Even(_) | Layout::Bands(_), Layout::Sum) => return None,
         (Layout::Sum, Layout::Whole) if is_partial => vec![Exchange::Reduce, Exchange::Copy],
         (Layout::Sum, Layout::Whole) => vec![Exchange::Reduce],

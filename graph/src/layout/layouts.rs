@@ -1,8 +1,8 @@
-//! What each device of a group holds of a value.
+//! Layouts: the part of a value that each device of a group holds.
 
 use super::bands::Bands;
 
-/// What each device of a group holds of a value.
+/// The part of a value that each device of a group holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layout {
     /// Everything.
@@ -10,23 +10,23 @@ pub enum Layout {
     Whole,
     /// An equal slice.
     Even(Slice),
-    /// Rows, which need not be as many for each.
+    /// A band of rows; bands may be uneven.
     Bands(Bands),
-    /// A term of it.
+    /// A term of a sum that is the value.
     Sum,
 }
 
-/// Where a value is cut.
+/// The dimension and blocks that a cut divides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slice {
     /// The dimension.
     pub dim: usize,
-    /// In how many equal blocks it lies, each of which is cut: 3 for queries, keys and values packed one behind the other.
+    /// The number of equal blocks in the dimension, each cut by itself: 3 for packed queries, keys and values.
     pub blocks: u64,
 }
 
 impl Slice {
-    /// Tells whether a size can be cut so by `degree` devices.
+    /// Tells whether `degree` devices can cut a size this way.
     pub fn fits(self, sizes: &[u64], degree: u64) -> bool {
         sizes.get(self.dim).is_some_and(|size| {
             *size > 0 && self.blocks.checked_mul(degree).is_some_and(|parts| size.is_multiple_of(parts))

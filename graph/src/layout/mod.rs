@@ -18,15 +18,15 @@ mod bands;
 mod check;
 mod exchange;
 mod layouts;
-mod look;
 mod rules;
 mod sharded;
 mod strategy;
+mod subject;
 
 pub use bands::{Bands, Moved, Resampling, Rows, Stretch, Take, Window};
 pub use check::{CheckError, Proof, check};
 pub use exchange::{Collective, Exchange, exchanges};
 pub use layouts::{Layout, Slice};
-pub use look::{Images, Leaf, Look, Source};
 pub use sharded::{Choice, Inside, ShardError, Sharded, Writes, sharded};
 pub use strategy::{After, Edit, Need, Special, Strategy, Value};
+pub use subject::{Images, Leaf, Look, Source};

@@ -1,8 +1,7 @@
 //! The program that each device of a group runs: operators on parts, with exchanges as operators of their own.
 //!
-//! Numbers in it count what all have, as in the trace: a size that is read of a part is multiplied, a size that an operator is
-//! given is divided, each where the operator's rule says so. So a literal and a size that was read are the same thing, and
-//! whatever is computed of them stays right.
+//! Sizes in it are those of the whole, as in the trace: a size that is read from a part is multiplied, a size that is passed to an
+//! operator is divided, each where the operator's rule says so. So literals and sizes that were read can be mixed freely.
 //!
 //! One walk over operands; exchanges of one value to one layout are made once.
 
@@ -17,9 +16,9 @@ use tracer::{
 use super::{
     Layout, Rows, Slice, Take, Window,
     exchange::{Exchange, exchanges},
-    look::{Look, Source, Subject},
     rules::strategies,
     strategy::{After, Edit, Need, Special, Strategy},
+    subject::{Look, Source, Subject},
 };
 use crate::{fact::StorageId, model::OperatorId};
 
@@ -38,24 +37,24 @@ pub struct Sharded {
     /// What one device runs. Values and stored tensors keep their numbers; new ones stand behind them. Sizes of stored tensors are
     /// those of a part.
     pub program: Program,
-    /// How many devices share the work.
+    /// The number of devices that share the work.
     pub degree: u64,
-    /// Where stored tensors are cut.
+    /// The cuts of stored tensors.
     pub cuts: BTreeMap<TensorId, Slice>,
     /// Exchanges by their node in the new program.
     pub exchanges: BTreeMap<NodeId, Exchange>,
-    /// What operators bring together while they run, by their node.
+    /// The collectives inside operators, by node.
     pub inside: BTreeMap<NodeId, Inside>,
     /// For each operator of the whole program whether each device does a part of its work.
     pub is_split: Vec<bool>,
 }
 
-/// What devices bring together in the middle of an operator.
+/// A collective inside an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inside {
     /// Mean and variance of each channel.
     Channels,
-    /// Mean and variance of so many groups of channels of each sample.
+    /// Mean and variance of each group of channels of each sample; the number of groups is given.
     Groups(u64),
     /// The largest score of each row, then the sum of all and the target's own.
     Scores,
@@ -123,7 +122,7 @@ impl<'g> Look<'g> {
     }
 }
 
-/// Who writes to which memory in place.
+/// The operators that write in place, by storage.
 #[derive(Clone, Debug, Default)]
 pub struct Writes {
     by_storage: HashMap<StorageId, Vec<OperatorId>>,
@@ -251,7 +250,7 @@ impl Writer<'_> {
         record.operator.clone_from(&node.operator);
         for type_ in record.outputs.iter_mut().flatten() {
             *type_ = local_type(type_, strategy.gives, look.degree);
-            // Rows that are cut off behind it are none of the band.
+            // Rows that are removed behind it are not part of the band.
             type_.shape = type_.shape.take().filter(|_| !matches!(strategy.after, Some(After::Crop(_))));
         }
         let inside = match strategy.special {

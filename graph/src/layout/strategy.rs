@@ -1,46 +1,46 @@
-//! What an operator asks of its operands when its work is shared out, and what its results then are.
+//! Strategies: the layouts that an operator needs of its operands when devices share its work, and the layout of its results.
 
 use tracer::{Constant, Operand};
 
 use super::{Bands, Layout, Rows};
 
-/// One way to share out an operator's work.
+/// One way to divide an operator's work among devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strategy {
-    /// What each operand must be, in the order of the operator's leaves.
+    /// The layout that each operand must have, in the order of the operator's leaves.
     pub needs: Vec<Need>,
     /// The layout of all its results.
     pub gives: Layout,
-    /// Numbers in its arguments, and results of its, that count what one device has or what all have.
+    /// Sizes among its arguments and results that have to be converted between one device's part and the whole.
     pub edits: Vec<Edit>,
-    /// What is done to its results on each device.
+    /// Post-processing of its results on each device.
     pub after: Option<After>,
-    /// Set where another operator stands for it.
+    /// Set where another operator replaces it.
     pub special: Option<Special>,
-    /// Whether each device does a part of the work; else each does all of it.
+    /// Whether each device computes a part; otherwise each computes everything.
     pub is_split: bool,
 }
 
-/// What an operand must be.
+/// The requirement on an operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Need {
-    /// Whole, and all devices do the same with it: so its gradient is whole on each.
+    /// Replicated, and used identically on all devices: its gradient is replicated, too.
     #[default]
     Whole,
-    /// Whole, and each device does a part with it: its gradient is a term of the sum.
+    /// Replicated, and used by each device for its own part: its gradient is a partial sum.
     Partial,
     /// In this layout.
     In(Layout),
-    /// Rows of the own band and of others'.
+    /// Rows of the device's own band, with a halo from its neighbours.
     Rows(Rows),
     /// Any layout will do.
     Any,
 }
 
-/// A number that changes.
+/// A size or argument that has another value on a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Edit {
-    /// The number in this argument, or in this item of it, counts what all have; the operator is to be told what one has.
+    /// The argument (or item of it) is a size of the whole; the operator must be given the size of its part.
     Divide {
         /// Which argument of the operator.
         argument: usize,
@@ -56,7 +56,7 @@ pub enum Edit {
         /// Its value.
         to: Value,
     },
-    /// The result counts what one device has, and all that follows wants to know what all have.
+    /// The result is the size of a part; operators behind it need the size of the whole.
     Multiply,
 }
 
@@ -82,14 +82,14 @@ impl Value {
     }
 }
 
-/// What is done to an operator's results.
+/// Post-processing of an operator's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum After {
-    /// A mean of the own rows becomes a term of the mean of all of so many.
+    /// Scales a mean over the device's rows into its term of the mean over all rows, whose number this is.
     Weigh(u64),
-    /// Rows of others are cut off.
+    /// Removes rows that belong to other devices.
     Crop(Rows),
-    /// Means over windows that reach beyond the image count what torch counts.
+    /// Corrects means over windows that reach beyond the image, so that they divide by the number that torch divides by.
     Count {
         /// The windows.
         rows: Rows,
@@ -98,30 +98,30 @@ pub enum After {
     },
 }
 
-/// What stands for an operator where a device does a part that the operator itself cannot.
+/// The replacement for an operator that cannot compute a part by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Special {
-    /// Draws the mask of the whole, takes its slice.
+    /// Draws the mask of the whole tensor and takes a slice of it.
     Dropout(super::Slice),
     /// The same of rows.
     DropoutOfBands(Bands),
     /// Averages over all devices' rows.
     Norm {
-        /// How they lie.
+        /// The bands of the operand.
         bands: Bands,
-        /// Each of so many groups of channels of each sample by itself; none: each channel of all samples.
+        /// Number of groups of channels, for statistics of each sample; absent for statistics of each channel over all samples.
         groups: Option<u64>,
     },
-    /// Looks up rows of a part of the table; zeros for those that lie elsewhere.
+    /// Looks up rows in a part of the table, with zeros for rows that other devices hold.
     Rows,
-    /// Attention of a part of the positions to all that are not behind them.
+    /// Causal attention from a part of the positions to all earlier ones.
     CausalAttention,
     /// A loss of classes, of which each device has a part.
     CrossEntropy,
 }
 
 impl Need {
-    /// Returns the layout that an operand has when it is taken; `None` where any will do.
+    /// Returns the layout that an operand is converted to; `None` where any layout is accepted.
     pub fn layout(self) -> Option<Layout> {
         match self {
             Need::Whole | Need::Partial => Some(Layout::Whole),

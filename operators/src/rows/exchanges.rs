@@ -1,4 +1,4 @@
-//! What devices that share the work of one do between operators. They are no operators of torch: `graph` puts them into a program,
+//! Exchanges between devices that share a layer. They are no operators of torch: `graph` puts them into a program,
 //! `codegen` writes them as calls of the file that ships with stages.
 
 use super::rows;

@@ -62,6 +62,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     linalg_tensorsolve          Other  TensorSolve           TensorSolve           TensorSolve       -       -       -      -       -         -           -      -        [];
     linalg_vander               Other  Vander                Vander                -                 -       -       -      -       -         -           -      -        [];
     stft                        Other  Stft                  Stft                  -                 -       -       -      -       -         -           -      -        [];
+    istft                       Other  Istft                 Istft                 -                 -       -       -      -       -         -           -      -        [];
     searchsorted                Other  Search                AllOperands           -                 -       -       -      -       -         -           -      -        [NoGradient];
     bucketize                   Other  Search                AllOperands           -                 -       -       -      -       -         -           -      -        [NoGradient];
     fft_fft                     Other  Fourier               RealTransform         -                 -       -       -      -       -         -           -      -        [];

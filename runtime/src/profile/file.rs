@@ -1,4 +1,4 @@
-//! The file of a profile: a header of comments, then rows, and how one is taken up again.
+//! The file of a profile: a header of comments, then rows; how an interrupted one is continued.
 //!
 //! ```text
 //! # model-analyze profile, version 1
@@ -32,16 +32,16 @@ pub fn header_line() -> String {
     columns().join(",") + "\n"
 }
 
-/// What a file holds that another run left.
+/// The content of an interrupted run's file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contents {
     /// Its conditions.
     pub header: Header,
     /// Positions of the items that are complete.
     pub items: BTreeSet<u64>,
-    /// How many rows they have.
+    /// The number of their rows.
     pub n_rows: usize,
-    /// How many bytes to keep; what follows is half an item.
+    /// The number of bytes to keep; an incomplete item follows.
     pub keep: usize,
 }
 
@@ -62,7 +62,7 @@ pub enum FileError {
     Row {
         /// Counted from one.
         line: usize,
-        /// What is wrong.
+        /// The fault.
         fault: String,
     },
 }

@@ -2,7 +2,7 @@
 
 use schema::kinds;
 
-/// What is measured.
+/// The kind of a measured operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // The names say it; `NAMES` has them as files write them.
 pub enum Kind {
@@ -98,7 +98,7 @@ const KINDS: [(Kind, &str, usize); 35] = [
     (MaxPoolLast, kinds::MAX_POOL_CHANNELS_LAST, 1),
 ];
 
-/// A name that is none of ours.
+/// An unknown name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` is no {what}")]
 pub struct UnknownName {
@@ -106,7 +106,7 @@ pub struct UnknownName {
     pub name: String,
     /// `operator kind`, `data type`.
     pub what: &'static str,
-    /// Those that are known.
+    /// The known names.
     pub known: Vec<&'static str>,
 }
 
@@ -181,7 +181,7 @@ impl Kind {
     }
 }
 
-/// How elements are stored, and multiplied.
+/// The data type of elements, and of their products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DType {
     /// IEEE single precision, also in products.

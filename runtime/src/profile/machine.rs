@@ -1,4 +1,4 @@
-//! What the machine says of itself: names, clocks, caches, the day.
+//! Reads the machine's names, clocks and caches, and the date.
 //!
 //! Nothing is recorded that tells machines of one model apart: no host names, no serial numbers.
 

@@ -1,4 +1,4 @@
-//! What a profile measures, and how what was measured is judged and kept.
+//! Profiles: which operators are measured, when a measurement suffices, and the file.
 //!
 //! Nothing here needs libtorch: the sampling [`Plan`] and the grid of a [`Sweep`], the sizes and work of its operators, the [`Statistics`] of
 //! repeated times, and the file with its header. Measuring itself is in `torch::Bench`.

@@ -6,17 +6,17 @@
 
 use super::{DType, Kind, Size, kind::UnknownName, random::Random, sample, size::Work};
 
-/// Every so many items one is measured a second time, to know noise and drift.
+/// One in this many items is measured a second time, to estimate noise and drift.
 const REPEAT: u64 = 25;
 /// Sizes drawn for each item; the one whose work is nearest to the wish is taken.
 const CANDIDATES: usize = 24;
-/// One product in so many is longer than the rest, up to [`LONG`] times: models have such layers.
+/// One in this many products is longer than the rest, up to [`LONG`] times: models have such layers.
 const LONG_SHARE: f64 = 1.0 / 20.0;
 const LONG: f64 = 8.0;
 /// Plans of another version draw other sizes: their files cannot grow.
 const VERSION: u32 = 3;
 
-/// How large operators may be: rates of the device in round numbers, and what one call may take.
+/// Limits on the size of operators: rounded rates of the device, and the longest call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// Operations a second.
@@ -90,7 +90,7 @@ pub struct Plan {
     kinds: Vec<Kind>,
     /// Invariant: not empty.
     dtypes: Vec<DType>,
-    /// How large operators are.
+    /// The scale of operators.
     pub scale: Scale,
 }
 
@@ -101,9 +101,9 @@ pub struct Item {
     pub index: u64,
     /// What.
     pub kind: Kind,
-    /// How elements are stored.
+    /// The data type of elements.
     pub dtype: DType,
-    /// How large.
+    /// The size.
     pub size: Size,
     /// For fitting, or for judging the fit.
     pub split: Split,
@@ -111,7 +111,7 @@ pub struct Item {
     pub repeats: Option<u64>,
 }
 
-/// What an item's times are for.
+/// The use of an item's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// Fitting.
@@ -165,7 +165,7 @@ impl Plan {
         Item { index, kind, dtype, size, split, repeats: None }
     }
 
-    /// Draws a size whose time at the scale's rates is log-uniform, as far as the kind has such sizes.
+    /// Draws a size whose time at the scale's rates is log-uniform, within the sizes of the kind.
     fn size(&self, kind: Kind, dtype: DType, random: &mut Random) -> Size {
         let usual = self.scale.longest;
         let (shortest, longest) = match kind.is_product() {

@@ -174,7 +174,7 @@ fn batch(random: &mut Random, high: f64) -> u64 {
     }
 }
 
-/// Draws the size of an image: half of them one of those that pooling 224 or 256 leads to.
+/// Draws the size of an image: half of them are sizes that pooling 224 or 256 pixels leads to.
 fn image(random: &mut Random) -> u64 {
     if random.unit() < 0.5 {
         random.choose(&[7, 8, 14, 16, 28, 32, 56, 64, 112, 128, 224])

@@ -38,7 +38,7 @@ pub enum Size {
     Heads { batch: u64, heads: u64, seq: u64, head_dim: u64 },
 }
 
-/// What an operator does.
+/// The work of an operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     /// Operations of the forward pass, one multiply-add as two.

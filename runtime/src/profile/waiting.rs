@@ -1,4 +1,4 @@
-//! How long has this thread waited for a processor?
+//! The time that this thread has waited for a processor.
 //!
 //! On a busy machine a call's wall time holds the turns of others. Linux counts, for each thread, the nanoseconds that
 //! it was ready to run but did not; wall time less that is the call's own. What others do to caches and memory stays.

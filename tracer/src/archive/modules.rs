@@ -52,7 +52,7 @@ enum Met {
     Done(ModuleId),
 }
 
-/// What `self.name` is.
+/// The value of `self.name`.
 pub(crate) enum Attribute {
     Module(ModuleId),
     Operand(Operand),

@@ -184,7 +184,7 @@ pub(super) fn align(mut recorded: Recorded, program: &Program, settled: &[Range<
     recorded
 }
 
-/// What the record has one node for.
+/// The counterpart of one recorded node.
 enum Ours {
     Node(usize),
     Settled,

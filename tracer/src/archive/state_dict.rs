@@ -1,4 +1,4 @@
-//! Where a state dict lies in a pickle, and what a tensor's name tells of its role.
+//! Finds the state dict in a pickle, and a tensor's role by its name.
 
 use super::pickle::{Object, ObjectId, Pickle};
 use crate::program::{DType, Role};

@@ -39,7 +39,7 @@ pub(crate) struct Records<'a> {
     decoder: Decompress,
 }
 
-/// Where a stored record lies in the file.
+/// The position of a stored record in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) position: u64,

@@ -11,7 +11,7 @@ use nom::{
 
 use super::ast::ExprKind;
 
-/// What a rule wanted and where it did not find it.
+/// The expectation of a rule that failed, and its position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Fault<'a> {
     pub(crate) at: &'a str,

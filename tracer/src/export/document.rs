@@ -1,4 +1,4 @@
-//! What `models/NAME.json` holds, as far as it is read: the graph, its signature, and the sizes of every value.
+//! The parts of `models/NAME.json` that are read: the graph, its signature, and the sizes of every value.
 //!
 //! Unions are objects with one key. Fields that are not named here are skipped; a key of a union that is not named here is an error,
 //! for what it means is unknown. Everything stands in the order of torch's own `torch/_export/serde/schema.py`.
@@ -77,7 +77,7 @@ pub(super) struct NamedArgument {
     pub kind: Option<u8>,
 }
 
-/// What is passed, or what comes out.
+/// An argument or a result.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(clippy::enum_variant_names)] // The names of the format.
@@ -197,7 +197,7 @@ pub(super) enum SymInt {
 
 #[derive(Deserialize)]
 pub(super) struct Expression {
-    /// What sympy prints of it: `Mul(Integer(2), Symbol('s0', positive=True))`.
+    /// The expression as sympy prints it: `Mul(Integer(2), Symbol('s0', positive=True))`.
     pub expr_str: String,
     /// Its value in the example.
     pub hint: Option<Hint>,
@@ -230,7 +230,7 @@ pub(super) struct Signature {
     pub output_specs: Vec<OutputSpec>,
 }
 
-/// What an input of the graph is to the model.
+/// The role of an input of the graph.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum InputSpec {
@@ -243,7 +243,7 @@ pub(super) enum InputSpec {
     ConstantInput(IgnoredAny),
 }
 
-/// What an output of the graph is to the model.
+/// The role of an output of the graph.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OutputSpec {
@@ -283,7 +283,7 @@ pub(super) struct Payload {
     pub tensor_meta: Option<TensorMeta>,
 }
 
-/// How a result is built of its tensors.
+/// The structure of a result.
 #[derive(Deserialize)]
 pub(super) struct TreeSpec {
     #[serde(rename = "type")]

@@ -5,7 +5,7 @@ use crate::{
     error::TraceError,
 };
 
-/// How an archive is laid out.
+/// The layout of an archive.
 pub(crate) enum Generation {
     /// Records at the root, weights in a file of `torch.save`.
     Flat,

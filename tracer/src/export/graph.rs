@@ -162,7 +162,7 @@ struct Reader<'d> {
     known: HashSet<&'d str>,
     open: Vec<Open<'d>>,
     ordinals: HashMap<ModuleId, u32>,
-    /// How often each name was given out.
+    /// The number of uses of each name.
     used: HashMap<String, u32>,
     signatures: HashMap<&'d str, Option<Signature>>,
     /// Modules whose operators say that they train, and that they do not.
@@ -427,7 +427,7 @@ impl<'d> Reader<'d> {
         Ok(())
     }
 
-    /// Closes all calls but so many.
+    /// Closes calls until the given number is open.
     fn close(&mut self, remaining: usize) {
         let end = self.program.nodes.len() as u32;
         for open in self.open.drain(remaining..) {

@@ -1,4 +1,4 @@
-//! What a model returns: the graph's results are a flat list, and a tree says how they were built into tuples, lists, dictionaries.
+//! The model's result: the graph's results are a flat list, and a tree tells how tuples, lists and dictionaries are built of them.
 
 use super::document::TreeSpec;
 use crate::program::{Constant, Operand};

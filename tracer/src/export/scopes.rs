@@ -12,7 +12,7 @@ const MAX_ODD_LETTERS: usize = 8;
 /// A module call around a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame<'d> {
-    /// What is equal for nodes of one call.
+    /// A key that is equal for nodes of one call.
     pub key: &'d str,
     /// Path of the module.
     pub path: &'d str,

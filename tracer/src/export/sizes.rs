@@ -14,7 +14,7 @@ const MAX_DEPTH: usize = 100;
 /// The least and the most that a size may be.
 type Bounds = (Option<u64>, Option<u64>);
 
-/// What the inputs of an exported program may measure.
+/// The open sizes of an exported program's inputs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenSizes {
     /// Names that stand for sizes, in the order of their first places.
@@ -28,13 +28,13 @@ pub struct OpenSizes {
 pub struct Symbol {
     /// As the file has it: `s77`.
     pub name: String,
-    /// Where it is met first: an input, and its dimension.
+    /// Its first occurrence: an input, and its dimension.
     pub place: (usize, usize),
     /// The least that it may be.
     pub least: Option<u64>,
     /// The most that it may be.
     pub most: Option<u64>,
-    /// What it was in the example.
+    /// Its value in the example.
     pub example: Option<u64>,
 }
 
@@ -49,7 +49,7 @@ pub enum Size {
     Computed(Expression, Option<u64>),
 }
 
-/// How a size is computed.
+/// The expression of a size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expression {
     /// A number.

@@ -1,4 +1,4 @@
-//! Where the tensors of an exported program lie: raw records since torch 2.9, a `torch.save` file inside the archive before.
+//! The weights of an exported program: raw records since torch 2.9, a `torch.save` file inside the archive before.
 //!
 //! A program that was exported without its weights (fake or meta tensors) has all of them in one record without a byte.
 

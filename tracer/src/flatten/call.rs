@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     code::ast::{CallArgument, Expr, ExprKind, Function},
+    constant_folding::{is_mark, settled},
     error::TraceError,
-    known::{is_mark, settled},
     program::{Argument, Call, CallId, Constant, ModuleId, Operand, Type},
 };
 

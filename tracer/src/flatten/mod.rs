@@ -5,11 +5,11 @@
 
 mod call;
 mod expression;
+mod inferred_types;
 mod lists;
 mod opaque;
 mod operators;
 mod statement;
-mod told;
 mod types;
 
 use std::{
@@ -20,8 +20,8 @@ use std::{
 use crate::{
     archive::{Library, Modules, zip::Records},
     code::ast::{Definition, Function},
+    constant_folding::WrittenOut,
     error::TraceError,
-    known::WrittenOut,
     program::{
         Argument, Call, CallId, Constant, ModuleId, Node, NodeId, Note, Operand, Program, Span, TensorId,
         Type, Value, ValueId,
@@ -40,7 +40,7 @@ const MAX_OPERANDS: usize = 8_000_000;
 /// Lists inside one another.
 const MAX_NESTING: usize = 32;
 
-/// What a name stands for.
+/// The binding of a name.
 #[derive(Clone, Debug)]
 enum Bound {
     Operand(Operand),
@@ -74,7 +74,7 @@ struct Flattener<'l, 'a, 'p, 'b, 'r, 'z> {
     current: CallId,
     /// Calls of each module so far.
     ordinals: HashMap<ModuleId, u32>,
-    /// How often each name was given out.
+    /// The number of uses of each name.
     used: HashMap<String, u32>,
     /// Functions that functions define themselves; a frame knows their names.
     functions: Vec<&'l Definition<'a>>,

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexSet;
 
-use super::{Bound, Flattener, Frame, told::Told, types};
+use super::{Bound, Flattener, Frame, inferred_types::InferredTypes, types};
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
     error::TraceError,
@@ -98,7 +98,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             Bound::Operand(operand) => Some(types::of(operand, &self.values)),
             _ => None,
         };
-        let told = Told::of(statement, before);
+        let told = InferredTypes::of(statement, before);
         let left: Vec<(&'a str, Type)> = left
             .into_iter()
             .map(|name| (name, before(name).or_else(|| told.get(name)).unwrap_or_else(types::tensor)))
@@ -119,7 +119,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
     }
 }
 
-/// What a statement reads and writes.
+/// Names that a statement reads and writes.
 #[derive(Default)]
 struct Uses<'a> {
     /// Names with the attributes that follow them.
@@ -127,7 +127,7 @@ struct Uses<'a> {
     writes: IndexSet<&'a str>,
     /// Names in what is written to in place.
     written_to: IndexSet<&'a str>,
-    /// What a name is made of: it may look at their memory.
+    /// The names that a name is computed from: it may alias them.
     made_of: HashMap<&'a str, IndexSet<&'a str>>,
     tensors: HashSet<u32>,
     returns: bool,

@@ -2,7 +2,7 @@
 
 use crate::code::ast::{Expr, ExprKind};
 
-/// What is called.
+/// The callee of a call.
 pub(super) enum Callee<'e, 'a> {
     /// `torch.relu`, `ops.torchvision.nms`: an operator by its qualified name.
     Operator(String),

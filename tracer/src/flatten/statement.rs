@@ -7,12 +7,12 @@ use super::{
 };
 use crate::{
     code::ast::{Expr, ExprKind, Statement, StatementKind},
+    constant_folding::{RAISE, known, taken},
     error::TraceError,
-    known::{RAISE, known, taken},
     program::{Argument, Constant, Operand, Type},
 };
 
-/// How a block ended.
+/// The way a block ends.
 pub(super) enum Flow {
     Next,
     Return(Bound),
@@ -155,7 +155,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         self.settled.push(first..self.nodes.len() as u32);
     }
 
-    /// An expression whose value nobody takes. `torch.append(l, x)` changes `l`: the name moves on to the result.
+    /// An expression whose value is not used. `torch.append(l, x)` changes `l`: the name moves on to the result.
     fn discard(&mut self, expr: &'l Expr<'a>, frame: &mut Frame<'a>) -> Result<(), TraceError> {
         if let Some(name) = super::opaque::mutated_name(expr)
             && frame.names.contains_key(name)

@@ -1,4 +1,4 @@
-//! What each call takes and gives, where the text does not say.
+//! Inputs and results of each call, where the text does not state them.
 //!
 //! An inlined graph has no calls; a call found again from scopes takes the values that its nodes read from
 //! outside and gives the values that are read after it.

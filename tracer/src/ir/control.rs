@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Argument, Constant, Node, NodeId, Note, Operand,
-    known::{RAISE, known, taken},
+    constant_folding::{RAISE, known, taken},
 };
 
 impl Lowering {

@@ -1,4 +1,4 @@
-//! What can be wrong with an IR text.
+//! Errors of an IR text.
 
 use crate::Span;
 
@@ -8,9 +8,9 @@ pub enum IrError {
     /// The text breaks off or does not follow the grammar.
     #[error("expected {expected}, found {found}")]
     Syntax {
-        /// What would have been right.
+        /// The expectation.
         expected: String,
-        /// What stands there.
+        /// The text that was found.
         found: String,
         /// Where.
         span: Span,
@@ -20,7 +20,7 @@ pub enum IrError {
     Undefined {
         /// The value's name.
         name: String,
-        /// Where it is used.
+        /// The use.
         span: Span,
     },
     /// A value is made twice.
@@ -28,7 +28,7 @@ pub enum IrError {
     Redefined {
         /// The value's name.
         name: String,
-        /// Where it is made again.
+        /// The second definition.
         span: Span,
     },
     /// An operator has the wrong number of inputs, outputs or attributes.
@@ -36,11 +36,11 @@ pub enum IrError {
     Arity {
         /// The operator.
         kind: String,
-        /// What it needs.
+        /// The required number.
         expected: String,
-        /// What it has.
+        /// The number that was found.
         found: String,
-        /// Where it stands.
+        /// Its location.
         span: Span,
     },
     /// The text is too long to point into.
@@ -54,7 +54,7 @@ pub enum IrError {
     /// Module paths or lists are nested or repeated beyond reason.
     #[error("{what}: more than {limit}")]
     TooMuch {
-        /// What there is too much of.
+        /// The limited quantity.
         what: String,
         /// The limit.
         limit: usize,

@@ -2,12 +2,12 @@
 
 use nom::error::{ContextError, ErrorKind, ParseError};
 
-/// What nom carries; [`IrError`](super::IrError) is made of it at the end.
+/// The error type for nom; [`IrError`](super::IrError) is made of it at the end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault<'a> {
     /// The text from the fault on.
     pub rest: &'a str,
-    /// What would have been right; empty where only nom knows.
+    /// The expectation; empty where only nom knows it.
     pub expected: &'static str,
 }
 

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Argument, CallId, Constant, DType, ModuleId, Node, NodeId, Operand, Program, Role, Span, Tensor,
     TensorId, TensorType, Value, ValueId,
-    known::{WrittenOut, is_mark, only_asks, settled},
+    constant_folding::{WrittenOut, is_mark, only_asks, settled},
 };
 
 /// Lists and tuples inside one another.
@@ -23,7 +23,7 @@ const MAX_ELEMENTS: usize = 1 << 20;
 /// Elements of all operands together. A list is copied to each of its uses, so a short text could ask for much.
 const MAX_COPIED: usize = 1 << 23;
 
-/// What a name of the text stands for.
+/// The binding of a name.
 #[derive(Clone)]
 pub(super) enum Bound {
     Operand(Operand, Weight),
@@ -31,7 +31,7 @@ pub(super) enum Bound {
     Function(String),
 }
 
-/// How large an operand is, so that it can be bounded before it is copied.
+/// The size of an operand, so that it can be bounded before it is copied.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Weight {
     depth: usize,

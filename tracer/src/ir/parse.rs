@@ -25,7 +25,7 @@ type Parsed<'a, T> = IResult<&'a str, T, Fault<'a>>;
 /// Blocks inside blocks; hand-written code stays below ten.
 const MAX_DEPTH: usize = 48;
 
-/// Where a text stands in the whole, for spans.
+/// The position of a text in the whole, for spans.
 #[derive(Clone, Copy)]
 pub struct Whole {
     length: usize,

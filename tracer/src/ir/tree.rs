@@ -11,7 +11,7 @@ pub struct Graph {
     pub inputs: Vec<Binding>,
     /// Nodes in execution order.
     pub nodes: Vec<Node>,
-    /// What it returns.
+    /// Its results.
     pub outputs: Vec<Use>,
     /// `with prim::FusionGroup_0 = graph(…)`, below the graph that uses them.
     pub subgraphs: Vec<(String, Graph)>,
@@ -24,7 +24,7 @@ pub struct Binding {
     pub name: String,
     /// Type as printed.
     pub type_: IrType,
-    /// Where it is written.
+    /// Its source location.
     pub span: Span,
 }
 
@@ -33,7 +33,7 @@ pub struct Binding {
 pub struct Use {
     /// Name without `%`.
     pub name: String,
-    /// Where it is written.
+    /// Its source location.
     pub span: Span,
 }
 
@@ -56,7 +56,7 @@ pub struct Node {
     pub place: Option<String>,
     /// Nested blocks.
     pub blocks: Vec<Block>,
-    /// Where its first line is written.
+    /// The location of its first line.
     pub span: Span,
 }
 
@@ -120,7 +120,7 @@ pub enum IrType {
     Named(String),
 }
 
-/// What is printed of a tensor's type.
+/// A tensor's type as it is printed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IrTensorType {
     /// `Float`; `None` for a plain `Tensor`.

@@ -1,4 +1,4 @@
-//! What a report is made of: a model, and what is known of it.
+//! The input of a report: a model, and data about it.
 
 use graph::{ModelGraph, OperatorCosts};
 use schema::{Plan, ReportWhatIf, SimulatedPlan, Timeline};
@@ -7,7 +7,7 @@ use schema::{Plan, ReportWhatIf, SimulatedPlan, Timeline};
 pub struct Report<'a> {
     /// The model.
     pub graph: &'a ModelGraph,
-    /// What its operators cost.
+    /// The costs of its operators.
     pub costs: &'a OperatorCosts,
     /// Predicted seconds of each operator, forward and backward, when they are known.
     pub seconds: Option<&'a [f64]>,
@@ -15,9 +15,9 @@ pub struct Report<'a> {
     pub stages: Option<&'a [Option<u32>]>,
     /// The plan and what the simulator says of it.
     pub planned: Option<Planned<'a>>,
-    /// What a run took.
+    /// Measured times of a run.
     pub measured: Option<&'a Timeline>,
-    /// Who writes it, and how it was called.
+    /// The program and its command line.
     pub origin: Origin,
 }
 
@@ -35,7 +35,7 @@ pub struct Planned<'a> {
     pub what_if_steps: &'a [(usize, Timeline)],
 }
 
-/// Where a report comes from.
+/// The origin of a report.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
     /// Tool and version: `model-analyze 0.1.0`.

@@ -4,7 +4,7 @@ use schema::{MemoryCurve, ReportMemory, ReportTimeline, ReportTrack, SpanKind, T
 
 use crate::text::clean;
 
-/// Devices beyond this are left out: their rows would be nobody's to read.
+/// Devices beyond this number are left out: their rows would be too thin to read.
 const MOST_DEVICES: usize = 64;
 /// Spans beyond this are left out, whole devices at a time.
 const MOST_SPANS: usize = 120_000;

@@ -8,7 +8,7 @@ use operators::{Keeps, OperatorClass, ShapeRule, Split};
 
 use super::{Axis, Side, each_cut, elementwise};
 use crate::layout::{
-    After, Bands, Edit, Resampling, Rows, Special, Stretch, Take, Value, Window, look::Subject,
+    After, Bands, Edit, Resampling, Rows, Special, Stretch, Take, Value, Window, subject::Subject,
 };
 
 /// Returns what can lie in bands in an operator that has a rule of its own for it; `None` for all others.
@@ -45,7 +45,7 @@ pub fn takes_stored(class: OperatorClass) -> bool {
     )
 }
 
-/// The dimension of an image, of samples and channels and so many others, that bands lie along here.
+/// The dimension of an image that bands divide; samples and channels come before it.
 fn along(subject: &Subject<'_>, rank: usize) -> Option<usize> {
     let dim = 2 + subject.look.images.as_ref()?.along;
     (dim < rank).then_some(dim)
@@ -250,7 +250,7 @@ fn resampling(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(vec![with_sizes(Axis::new(vec![Side::Rows(rows)], Side::Cut(dim, 1)))?])
 }
 
-/// What does the same at all positions of an image: those behind samples and channels.
+/// Operators that treat all positions of an image alike: any dimension behind samples and channels.
 fn positions(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;

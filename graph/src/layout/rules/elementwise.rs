@@ -5,11 +5,11 @@ use operators::Split;
 use super::{Axis, Side, each_cut};
 use crate::layout::{
     Slice,
-    look::Subject,
     strategy::{After, Special},
+    subject::Subject,
 };
 
-/// What an operand of such sizes is where a dimension of the results is cut: cut too, or broadcast along it.
+/// The side of an operand where a dimension of the results is cut: cut, too, or broadcast along it.
 pub fn broadcast(sizes: &[u64], result: &[u64], dim: usize, blocks: u64) -> Option<Side> {
     let Some(own) = (dim + sizes.len()).checked_sub(result.len()) else { return Some(Side::Partial) };
     match sizes[own] {
@@ -95,7 +95,7 @@ pub fn other_dims(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// `tril`, `triu`: all but so many dimensions at the end.
+/// `tril`, `triu`: all dimensions but the `last` ones.
 pub fn leading(subject: &Subject<'_>, last: usize) -> Option<Vec<Axis>> {
     let result = subject.result()?;
     Some(
@@ -106,7 +106,7 @@ pub fn leading(subject: &Subject<'_>, last: usize) -> Option<Vec<Axis>> {
     )
 }
 
-/// `sum`, `mean`, `amax`, …: dimensions that stay, and for `sum` those that go, too.
+/// `sum`, `mean`, `amax`, …: the dimensions that remain, and for sums also the reduced ones.
 pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;

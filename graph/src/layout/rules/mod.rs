@@ -1,4 +1,4 @@
-//! What can be cut in an operator: one rule for each [`operators::Split`].
+//! The ways to cut an operator: one rule for each [`operators::Split`].
 //!
 //! A rule lists axes. An axis says which dimension of each operand and of the results is cut together, or that results are
 //! terms of a sum; where an operand has no such dimension, it is taken whole, and each device does a part with it. That a rule
@@ -15,11 +15,11 @@ use tracer::ValueId;
 
 use super::{
     Bands, Layout, Leaf, Rows, Slice, Source,
-    look::Subject,
     strategy::{After, Edit, Need, Special, Strategy},
+    subject::Subject,
 };
 
-/// What one axis makes of an operand or of the results.
+/// The layout of an operand, or of the results, along one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// Cut along a dimension, in blocks; where images lie in bands, in bands.

@@ -1,7 +1,7 @@
 //! Norms, pools, resampling, recurrent layers, losses: what looks at samples, channels or positions one by one.
 
 use super::{Axis, Side, each_cut};
-use crate::layout::{look::Subject, strategy::Special};
+use crate::layout::{strategy::Special, subject::Subject};
 
 /// `layer_norm`, `rms_norm`: all in front of what is normalised together.
 pub fn layer(subject: &Subject<'_>) -> Option<Vec<Axis>> {
@@ -15,7 +15,7 @@ pub fn layer(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// What each operand is where a dimension of `input` is cut: what goes with channels lies in one dimension.
+/// The side of each operand where a dimension of `input` is cut: operands by channel have one dimension.
 fn along_channels(subject: &Subject<'_>, input: usize, dim: usize, blocks: u64) -> Axis {
     let side = |at: usize| match dim {
         _ if at == input => Side::Cut(dim, blocks),

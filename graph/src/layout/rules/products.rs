@@ -1,9 +1,9 @@
 //! Products: where terms of sums come from.
 
 use super::{Axis, Side, each_cut, elementwise::broadcast};
-use crate::layout::{look::Subject, strategy::Special};
+use crate::layout::{strategy::Special, subject::Subject};
 
-/// Makes an axis of what `input` and `weight` are, and what else there is: a bias.
+/// Makes an axis of the sides of `input` and `weight`; a bias follows the weight.
 fn weighted(subject: &Subject<'_>, [input, weight, bias]: [Side; 3], gives: Side) -> Axis {
     let (at_input, at_weight) = (subject.leaf("input"), subject.leaf("weight"));
     let side = |at| match Some(at) {

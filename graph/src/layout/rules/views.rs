@@ -1,7 +1,7 @@
 //! Other shapes of the same elements; joining and taking apart; sizes.
 
 use super::{Axis, Side, each_cut, elementwise::broadcast};
-use crate::layout::look::Subject;
+use crate::layout::subject::Subject;
 
 /// One run of dimensions that lie together on both sides of a reshape.
 struct Run {
@@ -303,7 +303,7 @@ pub fn items(subject: &Subject<'_>) -> Option<Vec<Axis>> {
 /// `size`: of a dimension that is cut, the number is multiplied.
 pub fn size(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
-    // All sizes at once would be a list of which one item is wrong.
+    // Reading all sizes at once would give a list with one wrong item.
     let asked = subject.dim("dim", leaf.sizes.len())?;
     let mut all = vec![Axis::new(vec![Side::Sum], Side::Whole)];
     all.extend(each_cut(subject, &leaf.sizes, |dim, blocks| {

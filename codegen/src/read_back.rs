@@ -1,9 +1,9 @@
-//! The check after writing, which knows nothing but the model and the files.
+//! The check after writing: reads the files back, independently of the code that wrote them.
 //!
 //! The manifest, the archives, the sources and the headers of weights are read back: every operator of the model runs in one
 //! stage, in each form, and in more only as often as the manifest declares; every parameter has a home, and those with several are declared tied;
-//! every value at a border is made before it is used; every tensor lies where its file says, with the model's bytes.
-//! O(code) in memory, whatever the size of the weights.
+//! every transferred value is made before it is used; every tensor lies where its file says, with the model's bytes.
+//! Memory is O(code), independent of the size of the weights.
 
 mod expression;
 mod page;
@@ -26,13 +26,13 @@ use crate::{
     nodes::is_detour,
 };
 
-/// What is wrong with a written file.
+/// A fault of a written file.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[error("{file}: {fault}")]
 pub struct WrittenError {
     /// The file.
     pub file: String,
-    /// What is wrong with it.
+    /// The fault.
     pub fault: WrittenFault,
 }
 
@@ -48,7 +48,7 @@ pub enum WrittenFault {
     Line {
         /// Which, counted from 1.
         line: usize,
-        /// What it says.
+        /// Its content.
         text: String,
     },
     /// An input that nothing before it makes.
@@ -56,7 +56,7 @@ pub enum WrittenFault {
     Border {
         /// Its name.
         input: String,
-        /// Where it is said to come from.
+        /// Its declared source.
         from: String,
     },
     /// A stage takes or returns something else than the manifest says.
@@ -94,7 +94,7 @@ pub enum WrittenFault {
     Order {
         /// The operator that comes too early or too late.
         operator: String,
-        /// What comes before it.
+        /// The operator before it.
         after: String,
     },
 }
@@ -103,12 +103,12 @@ use WrittenFault as Fault;
 
 /// The place of the manifest.
 const MANIFEST: &str = "stages/manifest.json";
-/// What stages that are cut inside their operators call.
+/// The file with the exchanges of shared layers.
 const SHARDS: &str = "stages/shards.py";
 
 /// The emitted files, as they lie in the output folder.
 pub trait Written {
-    /// What a file holds.
+    /// The content of a file.
     type Bytes: AsRef<[u8]>;
 
     /// Returns a file, mapped: what is not looked at costs nothing.

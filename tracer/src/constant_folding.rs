@@ -1,4 +1,4 @@
-//! What follows from constants alone: how often a loop runs, and which way a condition goes.
+//! Constant folding: how often a loop runs, and which branch a condition takes.
 //!
 //! Scripted code that was called from a trace counts its loops by `range(min([9223372036854775807, len(list)]))` and asks
 //! `x is None` before it does anything; both are settled once the trace says what was passed. A branch that does nothing
@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 16;
 /// Operators looked at in all: sums of sums of one value would else double with each.
 const MAX_LOOKS: usize = 1000;
 
-/// Returns what an operand is, where only constants decide it.
+/// Returns the constant that an operand folds to, if any.
 pub(crate) fn known(operand: &Operand, values: &[Value], nodes: &[Node]) -> Option<Constant> {
     Reader { values, nodes, looks: Cell::new(0) }.constant(operand, MAX_DEPTH)
 }
@@ -182,7 +182,7 @@ impl<'p> Reader<'p> {
         match operand {
             Operand::Constant(constant) => Some(*constant == Constant::None),
             Operand::Value(value) => {
-                // Code says `Tensor` of whatever nobody declared; results of these operators are tensors indeed.
+                // Code gives undeclared names the type `Tensor`; results of these operators are tensors indeed.
                 let is_sure = match self.producer(operand) {
                     Some(node) => node
                         .operator

@@ -1,4 +1,4 @@
-//! Where sizes get lost: `nonzero` finds as many elements as the values have, and no trace says how many those are.
+//! Operators behind which sizes are unknown: how many elements `nonzero` finds depends on values, which no trace holds.
 
 use indexmap::IndexMap;
 use operators::{OperatorClass, ShapeRule};
@@ -17,7 +17,7 @@ pub struct LostSizes {
     pub name: String,
     /// True when the sizes of its result depend on values.
     pub by_values: bool,
-    /// Those of this name, in order.
+    /// The operators of this name, in order.
     pub operators: Vec<OperatorId>,
 }
 

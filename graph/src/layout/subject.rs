@@ -1,4 +1,4 @@
-//! An operator with what is known of its operands, as rules of layouts want it.
+//! `Subject`: an operator with its operands' sizes and sources, which is all that a layout rule sees.
 
 use std::collections::BTreeSet;
 
@@ -10,28 +10,28 @@ use crate::{
     model::{ModelGraph, Operator, OperatorId},
 };
 
-/// A graph, looked at for one number of devices.
+/// A graph prepared for layout rules, for one number of devices.
 pub struct Look<'g> {
     /// The graph of the whole model.
     pub graph: &'g ModelGraph,
-    /// How many devices share the work.
+    /// The number of devices that share the work.
     pub degree: u64,
-    /// Numbers of blocks in which some dimension of this model lies: what packed projections are taken apart into.
+    /// Numbers of blocks that packed projections of this model are divided into.
     pub blocks: Vec<u64>,
-    /// Set where images lie in bands, and nothing else is cut.
+    /// Set where images are cut into bands, and nothing else is cut.
     pub images: Option<Images>,
     values: Vec<Fact>,
     tensors: Vec<Fact>,
 }
 
-/// Images that lie in bands.
+/// Images that are cut into bands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Images {
-    /// Along which of their dimensions: 0 for rows, 1 for columns.
+    /// The dimension that bands divide: 0 for rows, 1 for columns.
     pub along: usize,
-    /// The largest that they are along it.
+    /// The largest size along it.
     pub size: u64,
-    /// Dimensions of values along which rows lie.
+    /// Dimensions of values that hold these rows.
     dims: BTreeSet<(ValueId, usize)>,
 }
 
@@ -42,7 +42,7 @@ pub struct Leaf {
     pub argument: usize,
     /// The item of it, where that is a list.
     pub item: Option<usize>,
-    /// What it is.
+    /// Its source.
     pub source: Source,
     /// Its sizes; of a list of tensors those of the first.
     pub sizes: Vec<u64>,
@@ -50,7 +50,7 @@ pub struct Leaf {
     pub has_gradient: bool,
 }
 
-/// What an operand is.
+/// The source of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// Made by an operator, or an input.
@@ -59,13 +59,13 @@ pub enum Source {
     Tensor(TensorId),
 }
 
-/// The most ways to lie in blocks that are looked at, beside one.
+/// The most numbers of blocks that are tried, besides one.
 const MOST_BLOCKS: usize = 3;
-/// The most samples that are told apart where they are joined to one dimension.
+/// The most samples that are treated as blocks where samples and positions are flattened into one dimension.
 const MOST_SAMPLES: u64 = 64;
 
 impl<'g> Look<'g> {
-    /// Looks at a graph.
+    /// Prepares a graph.
     pub fn new(graph: &'g ModelGraph, degree: u64) -> Self {
         let values = graph.values.iter().map(|value| value.fact.clone()).collect();
         let tensors = graph.tensors.iter().map(|tensor| Fact::Tensor(tensor.fact())).collect();
@@ -82,8 +82,7 @@ impl<'g> Look<'g> {
         look
     }
 
-    /// Looks at a graph whose samples, or positions of them, devices have parts of: where samples are joined to one dimension, each of
-    /// them is a block of it.
+    /// Prepares a graph for cuts along samples or positions: where both are flattened into one dimension, each sample is a block.
     pub fn of_positions(graph: &'g ModelGraph, degree: u64) -> Self {
         let mut look = Self::new(graph, degree);
         for input in &graph.inputs {
@@ -95,7 +94,7 @@ impl<'g> Look<'g> {
         look
     }
 
-    /// Looks at a graph whose images lie in bands along a dimension: 0 for rows, 1 for columns.
+    /// Prepares a graph for images in bands along a dimension: 0 for rows, 1 for columns.
     pub fn in_bands(graph: &'g ModelGraph, degree: u64, along: usize) -> Self {
         let mut look = Self { blocks: vec![1], ..Self::new(graph, degree) };
         let mut images = Images { along, ..Images::default() };
@@ -114,7 +113,7 @@ impl<'g> Look<'g> {
             }
             images.dims.extend(operator.outputs.iter().map(|id| (*id, dim)));
         }
-        // From there to all that does the same with rows, behind and in front of them.
+        // Propagates to operators that preserve rows, forward and backward.
         look.images = Some(images);
         let order: Vec<OperatorId> = graph.operators.iter().map(|operator| operator.id).collect();
         let back: Vec<OperatorId> = order.iter().rev().copied().collect();
@@ -127,12 +126,12 @@ impl<'g> Look<'g> {
         look
     }
 
-    /// Tells whether rows of an image lie along a dimension of a value.
+    /// Tells whether a dimension of a value holds the rows of an image.
     pub(crate) fn has_rows(&self, value: ValueId, dim: usize) -> bool {
         self.images.as_ref().is_some_and(|images| images.dims.contains(&(value, dim)))
     }
 
-    /// Looks at an operator.
+    /// Returns an operator with its operands.
     pub(crate) fn subject<'a>(&'a self, operator: &'a Operator) -> Subject<'a> {
         let scope = Scope { values: &self.values, tensors: &self.tensors };
         let call = Call::new(&operator.name, &operator.arguments, operator.outputs.len(), &scope);
@@ -169,7 +168,7 @@ impl<'g> Look<'g> {
         Some(Leaf { argument, item, source, sizes, has_gradient })
     }
 
-    /// Returns the sizes of a value that can be cut: a tensor with dimensions, or a list of such with as many each.
+    /// Returns the sizes of a value that can be cut: a tensor with dimensions, or a list of tensors of the same rank.
     pub fn sizes(&self, value: ValueId) -> Option<Vec<u64>> {
         sizes_of(&self.values[value.index()])
     }
@@ -188,11 +187,11 @@ fn sizes_of(fact: &Fact) -> Option<Vec<u64>> {
     }
 }
 
-/// An operator at hand.
+/// An operator with its operands.
 pub(crate) struct Subject<'a> {
-    /// What it stands in.
+    /// The graph that it is part of.
     pub look: &'a Look<'a>,
-    /// Itself.
+    /// The operator.
     pub operator: &'a Operator,
     /// Its arguments as facts.
     pub call: Call<'a>,
@@ -210,7 +209,7 @@ impl Subject<'_> {
         self.operator.arguments.iter().position(|argument| argument.name == name)
     }
 
-    /// Returns the leaf that a named argument is.
+    /// Returns the position of a named argument's leaf.
     pub fn leaf(&self, name: &str) -> Option<usize> {
         let argument = self.argument(name)?;
         self.leaves.iter().position(|leaf| leaf.argument == argument && leaf.item.is_none())
@@ -225,7 +224,7 @@ impl Subject<'_> {
             .then_some(first)
     }
 
-    /// Tells whether the results are floating numbers that can be terms of a sum: eight bits are too few.
+    /// Tells whether the results are floats of at least 16 bits, so that partial sums can be added.
     pub fn is_float(&self) -> bool {
         let outputs = self.operator.outputs.iter();
         let mut tensors = outputs.flat_map(|value| self.look.values[value.index()].tensors());

@@ -8,10 +8,10 @@ use tracer::Program;
 
 /// Longest text of all functions together.
 const MAX_TEXT: usize = 100_000;
-/// Where names of functions and classes begin.
+/// The prefix of names of functions and classes.
 const GLOBAL: &str = "__torch__.";
 
-/// What no function that stands by itself names.
+/// Names that a free function cannot use.
 const REACHING: &[&str] = &["self", "CONSTANTS", "getattr", "fork"];
 
 /// The functions of a stage.

@@ -1,24 +1,24 @@
-//! What follows the batch: a prediction for another one scales that alone.
+//! Which values depend on the batch: only these are scaled in a prediction for another batch.
 
 use graph::{Constant, ModelGraph};
 use operators::ShapeRule;
 
-/// Tells by value whether it follows the batch: what is made of the model's inputs, but of their sizes the first alone. A table of
+/// Tells by value whether it depends on the batch: everything computed from the model's inputs, and of their sizes only the first. A table of
 /// positions, as long as a sentence, is the same for any batch.
-pub(crate) fn follows(graph: &ModelGraph) -> Vec<bool> {
-    let mut follows = vec![false; graph.values.len()];
+pub(crate) fn depends_on_batch(graph: &ModelGraph) -> Vec<bool> {
+    let mut depends = vec![false; graph.values.len()];
     for input in &graph.inputs {
-        follows[input.index()] = true;
+        depends[input.index()] = true;
     }
     for operator in &graph.operators {
         let is_other_size = operator.shape_rule() == ShapeRule::Size
             && !matches!(operator.constant("dim"), None | Some(Constant::Int(0)));
-        let is_made = !is_other_size && operator.inputs.iter().any(|value| follows[value.index()]);
+        let is_made = !is_other_size && operator.inputs.iter().any(|value| depends[value.index()]);
         for output in operator.outputs.iter().filter(|_| is_made) {
-            follows[output.index()] = true;
+            depends[output.index()] = true;
         }
     }
-    follows
+    depends
 }
 
 #[cfg(test)]
@@ -33,10 +33,10 @@ mod tests {
         let trace = std::fs::read("../fixtures/traces/gpt2_tiny.pt").expect("a trace");
         let program = tracer::read_archive(&trace).expect("a program");
         let graph = graph::build(&program, &graph::BuildOptions::default()).expect("a graph");
-        let follows = follows(&graph);
+        let depends = depends_on_batch(&graph);
         let read = graph.operators.iter().filter(|operator| operator.class == OperatorClass::Embedding);
-        let read: Vec<bool> = read.map(|operator| follows[operator.outputs[0].index()]).collect();
+        let read: Vec<bool> = read.map(|operator| depends[operator.outputs[0].index()]).collect();
         assert_eq!(read, [true, false]);
-        assert!(follows[graph.outputs[0].index()]);
+        assert!(depends[graph.outputs[0].index()]);
     }
 }

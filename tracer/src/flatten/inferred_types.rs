@@ -1,7 +1,7 @@
-//! Types of what a statement that stays whole leaves behind, as far as its text tells.
+//! Type inference for names that a statement kept as text assigns.
 //!
 //! Archives declare no types of local names: torch's reader infers them, and so does this, from constants, conversions and
-//! the operators whose result is known. A name of unknown type is taken for a tensor by who asks.
+//! the operators whose result is known. Callers take a name of unknown type for a tensor.
 
 use std::collections::HashMap;
 
@@ -14,19 +14,19 @@ use crate::{
     program::Type,
 };
 
-/// What is known of the names of a function.
-pub(super) struct Told<'a, F> {
+/// The types of a function's names.
+pub(super) struct InferredTypes<'a, F> {
     /// Types of names from before.
     before: F,
     /// Of those that are assigned; nothing where that is unknown or differs.
     assigned: HashMap<&'a str, Option<Type>>,
 }
 
-impl<'a, F: Fn(&str) -> Option<Type>> Told<'a, F> {
+impl<'a, F: Fn(&str) -> Option<Type>> InferredTypes<'a, F> {
     pub fn of(statement: &Statement<'a>, before: F) -> Self {
-        let mut told = Self { before, assigned: HashMap::new() };
-        told.statement(statement);
-        told
+        let mut types = Self { before, assigned: HashMap::new() };
+        types.statement(statement);
+        types
     }
 
     pub fn get(&self, name: &str) -> Option<Type> {
@@ -75,7 +75,7 @@ impl<'a, F: Fn(&str) -> Option<Type>> Told<'a, F> {
         }
     }
 
-    /// A name has one type; where branches give it different ones, as `None` and a tensor, none is told.
+    /// A name has one type; where branches give it different ones, as `None` and a tensor, it is unknown.
     fn assign(&mut self, target: &Expr<'a>, type_: Option<Type>) {
         if let ExprKind::Name(name) = target.kind {
             let known = self.assigned.entry(name).or_insert_with(|| type_.clone());

@@ -11,13 +11,13 @@ use crate::{
 };
 
 /// Facts by id, as rules want them.
-pub(super) struct Look<'g> {
+pub(super) struct Lookup<'g> {
     pub graph: &'g ModelGraph,
     values: Vec<Fact>,
     tensors: Vec<Fact>,
 }
 
-impl<'g> Look<'g> {
+impl<'g> Lookup<'g> {
     pub fn new(graph: &'g ModelGraph) -> Self {
         let values = graph.values.iter().map(|value| value.fact.clone()).collect();
         let tensors = graph.tensors.iter().map(|tensor| Fact::Tensor(tensor.fact())).collect();

@@ -1,4 +1,4 @@
-//! The nearest cut that can be right.
+//! The nearest valid cut to one that is refused.
 
 use tracer::Program;
 

@@ -1,6 +1,6 @@
-//! How a curve goes on beyond its rows.
+//! Extrapolation: how a curve continues beyond its rows.
 //!
-//! Folds that are dealt at random say nothing of that. Here a curve is fitted to the smaller seven tenths of its rows and
+//! Random folds do not test that. Here a curve is fitted to the smaller seven tenths of its rows and
 //! tried on the larger three, as forecasts are tried on what came later (Tashman, Int. J. of Forecasting 16, 2000).
 //! Chosen by that are how much the anchor favours long operators, whether the correction knows of very long sums, where
 //! trust in the polynomial ends, and how finely the usual miss is told by length. What is not clearly better for the larger
@@ -26,7 +26,7 @@ use crate::{
 
 /// With fewer rows the larger ones are too few to choose by.
 const MIN_ROWS: usize = 100;
-/// With fewer they do not even say how far off times beyond the rows are.
+/// With fewer rows the error beyond them cannot be estimated.
 const MIN_BAND_ROWS: usize = 40;
 /// More of the larger rows tell no more.
 const MAX_LARGE: usize = 400;
@@ -47,7 +47,7 @@ const REACHES: [f64; 5] = [4.0, -1.0, 0.0, 1.0, 2.0];
 /// Parts that rows are cut into by length, of each of which the usual miss is told.
 const PARTS: [usize; 4] = [KNOTS, 1, 6, 10];
 
-/// Where and how trust in the polynomial ends.
+/// The end of trust in the polynomial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Extent {
     pub threshold: f64,
@@ -62,7 +62,7 @@ impl Default for Extent {
     }
 }
 
-/// What was learnt of the larger rows.
+/// The errors of the larger rows.
 pub(super) struct Beyond {
     pub extent: Extent,
     /// How far each lies beyond the smaller ones, by the logarithm of its predicted time, and the logarithm of what that
@@ -99,7 +99,7 @@ impl Chain {
 
 /// A row that is predicted with several choices.
 struct Row {
-    /// What either polynomial gives.
+    /// The corrections by either polynomial.
     linear: f64,
     quadratic: f64,
     /// In units of the threshold.
@@ -282,7 +282,7 @@ fn linear(
     Some((folds.fit(lambda)?, folds.held_out(x, lambda)?))
 }
 
-/// Returns how far off a time is of whose logarithm so much is wrong.
+/// Returns the relative error of a time, given the error of its logarithm.
 fn wrong(logarithm: f64) -> f64 {
     (logarithm.clamp(-5.0, 5.0).exp() - 1.0).abs()
 }

@@ -1,4 +1,4 @@
-//! How much of an operator's code, and of the memory that it is given, the caches have lost since they were last used.
+//! Cold caches: the share of an operator's code and of its memory that the caches have lost since the last use.
 //!
 //! A profile calls one operator over and over; in a model others run in between, and their operands and code take its place. So does
 //! memory for results and scratch, which the call before has just freed in a profile. Profiles with `flushed_seconds` tell what both
@@ -16,8 +16,7 @@ use crate::cache::{BACKWARD, activations};
 /// operator: in a forward pass and in a training step.
 ///
 /// The C library gives out first what was freed last. A forward pass frees each activation soon, so a result lies where the
-/// last one lay that was as large, and no more is touched in between than the largest operator's memory, for there is no
-/// other; a training step keeps activations and comes back to the same memory a step later.
+/// previous result of that size lay, and at most the largest operator's memory is touched in between; a training step keeps activations and comes back to the same memory a step later.
 pub(super) fn lost_memory(
     graph: &ModelGraph,
     costs: &OperatorCosts,
@@ -47,7 +46,7 @@ pub(super) fn lost_memory(
     forward.map(|forward| [forward, step]).collect()
 }
 
-/// Returns which share of what was used so many bytes ago a cache has lost.
+/// Returns the share of data that a cache has lost after `distance` bytes of other accesses.
 pub(super) fn lost(distance: f64, cache: f64) -> f64 {
     (distance / cache).min(1.0)
 }
@@ -73,7 +72,7 @@ pub(super) fn code_distances(graph: &ModelGraph, moved: &[f64]) -> Vec<[f64; 2]>
     distances
 }
 
-/// Returns what operators with the same code have in common. Views hardly have any of their own.
+/// Returns a key that is equal for operators with the same code. All views share one: they have hardly any code of their own.
 fn kernel(operator: &Operator) -> &str {
     match operator.class {
         OperatorClass::View => "view",
