@@ -53,7 +53,15 @@ pub fn from_graph(
         })
         .collect();
     let ties = parameters(graph, &run_of, &mut blocks);
-    Problem { blocks, values: values(graph, &run_of), ties, machine, training, begins: None }
+    Problem {
+        blocks,
+        values: values(graph, &run_of),
+        ties,
+        machine,
+        training,
+        begins: None,
+        pins: Vec::new(),
+    }
 }
 
 /// What operators take where nothing is trained, by operator.

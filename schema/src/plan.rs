@@ -98,9 +98,56 @@ pub struct Constraints {
     /// How many of the blocks that the model repeats each stage has, instead of `cut_at`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<u32>,
+    /// Calls that are to be in one stage, or on some devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pin: Vec<PinnedCalls>,
     /// How many samples a micro-batch may have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch_size: Option<MicroBatchSize>,
+}
+
+/// Calls and where they are to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PinnedCalls {
+    /// The calls, by path or class; a star stands for anything.
+    pub calls: String,
+    /// Where they are to be.
+    pub to: PinTo,
+}
+
+/// Where calls are to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum PinTo {
+    /// The stage of this number, the first being 0.
+    Stage(u32),
+    /// `last` for the last stage, or devices by name; a star stands for anything.
+    Named(String),
+}
+
+impl PinnedCalls {
+    /// Reads `encoder=0`, `head=last` or `decoder.*=node1:*`.
+    ///
+    /// # Errors
+    /// What would be right.
+    pub fn from_text(text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once('=').filter(|(calls, to)| !calls.is_empty() && !to.is_empty());
+        let (calls, to) = parts.ok_or(
+            "calls and where they are to be: embed=0, head=last, decoder.*=node1:* (a stage, or devices by name)",
+        )?;
+        let to = to.parse().map_or_else(|_| PinTo::Named(to.to_string()), PinTo::Stage);
+        Ok(Self { calls: calls.to_string(), to })
+    }
+}
+
+impl fmt::Display for PinnedCalls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.to {
+            PinTo::Stage(stage) => write!(f, "{}={stage}", self.calls),
+            PinTo::Named(name) => write!(f, "{}={name}", self.calls),
+        }
+    }
 }
 
 /// The smallest and the largest micro-batch of a plan, in samples.

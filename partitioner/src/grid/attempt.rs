@@ -128,7 +128,7 @@ impl<'a> Attempt<'a> {
             found => (found.map(|found| found.0), None),
         };
         let mut is_exact = false;
-        if is_open && !is_given && self.is_complete() && tries_all_orders(&whole.machine) {
+        if is_open && !is_given && self.is_complete() && tries_all_orders(whole) {
             (best, is_exact) = self.all_cuts(&scorer, best, lower_bound);
         }
         let proven = |most: f64| {
@@ -414,7 +414,7 @@ fn in_chunks(whole: &Problem, grid: Grid, share: f64) -> Problem {
 }
 
 /// Returns the devices of each stage, and how many there are from it to the end.
-fn places(grid: Grid) -> Places {
+pub(crate) fn places(grid: Grid) -> Places {
     let n_stages = grid.n_stages();
     let place = |index: usize| {
         let run = if grid.replicas_together {

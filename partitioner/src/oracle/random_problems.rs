@@ -69,5 +69,6 @@ pub(crate) fn problem(
         machine: Machine { devices, levels, links: Vec::new(), overlaps: is_uniform || dice.flip() },
         training,
         begins: None,
+        pins: Vec::new(),
     }
 }

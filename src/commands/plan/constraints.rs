@@ -5,7 +5,12 @@ use indexmap::IndexMap;
 use partitioner::Sliceable;
 use schema::{Constraints, Plan};
 
-use super::{PlanRequest, arguments::matches, sizes::Sizes};
+use super::{
+    PlanRequest,
+    arguments::{is_meant, matches},
+    pins,
+    sizes::Sizes,
+};
 use crate::{failure::Failure, nearest::meant};
 
 /// Returns the first operator of each stage but the first, where cuts are given.
@@ -150,6 +155,7 @@ pub(super) fn check(
             return wrong(format!("a stage stands on {device}, which `leave_out: {pattern}` leaves out"));
         }
     }
+    pins::kept(model, graph, plan)?;
     let begins = plan.stages.iter().skip(1).map(|stage| {
         stage.blocks.iter().filter_map(|block| model.first_operator(block)).min().unwrap_or_default()
     });
@@ -192,11 +198,6 @@ pub(super) fn check(
             ))
         }
     }
-}
-
-/// Tells whether a pattern means a call, by its path or its class.
-pub(super) fn is_meant(pattern: &str, block: &graph::Block) -> bool {
-    matches(pattern, &block.path) || *pattern == block.kind || *pattern == block.class
 }
 
 #[cfg(test)]
