@@ -307,3 +307,90 @@ fn pins_that_cannot_be_are_refused_by_name() {
         fails(&with(more), 2, expected);
     }
 }
+
+/// Returns everything that a plan computes again.
+fn again(answer: &Value) -> Vec<&str> {
+    let stages = answer["stages"].as_array().unwrap().iter();
+    let all = stages.filter_map(|stage| stage["recompute"].as_array()).flatten();
+    all.map(|block| block.as_str().unwrap()).collect()
+}
+
+#[test]
+fn calls_are_computed_again_always_or_never() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.yaml");
+    let path = file.display().to_string();
+    let layers = ["bert.encoder.layer.0", "bert.encoder.layer.1"];
+    let asked = [BERT, "--devices", "2xt4", "--micro-batches", "4", "--strategy", "1f1b", "--stages", "2"];
+    let free = plan(&asked);
+    assert!(again(&free).is_empty());
+    let first = plan(&[&asked[..], &["--recompute", "BertLayer=always", "-o", &path]].concat());
+    // Each as one, and nothing else; their forward passes run twice.
+    assert_eq!(again(&first), layers);
+    assert!(step(&first) > step(&free), "{} {}", step(&first), step(&free));
+    let again_by_plan = plan(&[&asked[..], &["--constraints", &path]].concat());
+    assert_eq!(again_by_plan["stages"], first["stages"]);
+    let checked = plan(&[BERT, "--check", &path]);
+    assert!((step(&checked) / step(&first) - 1.0).abs() < 1e-9);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let check = |from: &str, to: &str, expected: &str| {
+        assert!(text.contains(from), "`{from}` is not in:\n{text}");
+        std::fs::write(&file, text.replacen(from, to, 1)).unwrap();
+        fails(&[BERT, "--check", &path], 2, expected);
+    };
+    check(
+        "  recompute:\n  - bert.encoder.layer.0\n",
+        "",
+        "is not computed again, which `recompute: BertLayer=always`",
+    );
+    check("policy: always", "policy: never", "is computed again, which `recompute: BertLayer=never`");
+    // Where memory is short, other calls are computed again than those that never are.
+    let cluster = folder.path().join("cluster.yaml");
+    let with = |memory: u64, more: &[&'static str]| -> Vec<String> {
+        let text = format!(
+            "kind: cluster\nversion: 1\ntypes:\n  lab: {{memory: {memory}, memory_bandwidth: 1.5e+12, peak: {{float32: 1.9e+13}}}}\n\
+             devices: [{{type: lab, count: 2}}]\nlevels: [{{name: nvlink, bandwidth: 2.0e+11, latency: 2.0e-6}}]\n"
+        );
+        std::fs::write(&cluster, text).unwrap();
+        let cluster = cluster.display().to_string();
+        let asked =
+            [BERT, "--cluster", &cluster, "--micro-batches", "4", "--strategy", "gpipe", "--stages", "2"];
+        [&asked[..], more].concat().into_iter().map(String::from).collect()
+    };
+    let never = ["--recompute", "BertIntermediate=never", "--recompute", "BertOutput=never"];
+    let of = |words: Vec<String>| plan(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(again(&of(with(140_000, &[]))), ["bert.encoder.layer.0"]);
+    assert_eq!(again(&of(with(140_000, &never))), ["bert.encoder.layer.0.attention"]);
+    let short = with(125_000, &never);
+    assert!(!again(&of(with(125_000, &[]))).is_empty());
+    fails(&short.iter().map(String::as_str).collect::<Vec<_>>(), 1, "no plan fits");
+}
+
+#[test]
+fn policies_that_cannot_be_are_refused_by_name() {
+    let with = |more: &[&'static str]| [&[BERT, "--devices", "2xt4"], more].concat();
+    for (more, expected) in [
+        (
+            &["--recompute", "BertLair=always"][..],
+            "no call and no class is `BertLair`, did you mean `BertLayer`?",
+        ),
+        (&["--recompute", "BertLayer"], "calls and `always` or `never`: layers.*=always"),
+        (&["--recompute", "BertLayer=sometimes"], "calls and `always` or `never`"),
+        (
+            &["--recompute", "BertLayer=always", "--recompute", "BertAttention=never"],
+            "--recompute BertLayer=always and --recompute BertAttention=never are about the same calls",
+        ),
+        (
+            &["--recompute", "BertLayer=always", "--no-recompute"],
+            "--no-recompute, and --recompute BertLayer=always",
+        ),
+        (&["--recompute", "BertLayer=never", "--inference"], "a forward pass alone keeps nothing"),
+        (&["--recompute", "BertLayer=never", "--strategy", "optcnn"], "takes no --recompute"),
+        (
+            &["--recompute", "BertLayer=always", "--cut-at", "bert.encoder.layer.1.attention.output"],
+            "which --recompute BertLayer=always computes again as one",
+        ),
+    ] {
+        fails(&with(more), 2, expected);
+    }
+}

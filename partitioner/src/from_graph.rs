@@ -49,6 +49,7 @@ pub fn from_graph(
                 kept: Bytes(0),
                 workspace: Bytes(widest.max().unwrap_or(0)),
                 is_operator: model.is_operator(run),
+                recompute: None,
             }
         })
         .collect();

@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 
 use schema::{
-    Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, Inference, PipedreamProfile, RecomputeUnit, Seconds,
-    ShardingLevel,
+    Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, Inference, PipedreamProfile, RecomputePolicy,
+    RecomputeUnit, Seconds, ShardingLevel,
 };
 
 use crate::{
@@ -60,6 +60,8 @@ pub struct Block {
     /// Whether it is one operator. Computed again alone it would save nothing: what it is given has to be kept, and what it gives
     /// is kept by those who take it.
     pub is_operator: bool,
+    /// Whether it is computed again always or never; where that pays, if nothing is said.
+    pub recompute: Option<RecomputePolicy>,
 }
 
 impl Block {
@@ -423,6 +425,7 @@ impl Problem {
                 kept: Bytes(0),
                 workspace: Bytes(0),
                 is_operator: false,
+                recompute: None,
             }
         });
         let values = order.iter().filter(|&&node| !takers[node].is_empty()).map(|&node| {

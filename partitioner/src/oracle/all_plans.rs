@@ -3,7 +3,9 @@
 //! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks computed again or offloaded.
 //! A plan said to be optimal is as fast as the fastest of them; none is faster than the bound; and nothing fits where it is said so.
 
-use schema::{Bytes, BytesPerSecond, Execution, OffloadMode, RecomputeUnit, Seconds, ShardingLevel};
+use schema::{
+    Bytes, BytesPerSecond, Execution, OffloadMode, RecomputePolicy, RecomputeUnit, Seconds, ShardingLevel,
+};
 use simulator::order::{OrderError, Schedule, Shape};
 
 use crate::{
@@ -132,7 +134,12 @@ fn choices(problem: &Problem) -> Vec<Vec<u8>> {
     kinds.extend(problem.training.recompute.then_some(1));
     kinds.extend(problem.training.offload.then_some(2));
     let mut lists = vec![Vec::new()];
-    for _ in &problem.blocks {
+    for block in &problem.blocks {
+        let kinds: Vec<u8> = match block.recompute {
+            Some(RecomputePolicy::Always) => vec![1],
+            Some(RecomputePolicy::Never) => kinds.iter().copied().filter(|kind| *kind != 1).collect(),
+            None => kinds.clone(),
+        };
         let longer = lists
             .iter()
             .flat_map(|list: &Vec<u8>| kinds.iter().map(|&kind| [list.as_slice(), &[kind]].concat()));
@@ -278,6 +285,22 @@ fn strategies_say_the_truth_about_all_plans() {
 #[test]
 fn strategies_say_the_truth_where_stages_are_computed_again_whole() {
     all_plans(&mut Dice(43), 40, RecomputeUnit::Stage, (0.95, 0.75), |_, _| true);
+}
+
+/// Some blocks are always computed again, others never.
+#[test]
+fn strategies_say_the_truth_about_all_plans_that_keep_policies() {
+    all_plans(&mut Dice(45), 40, RecomputeUnit::Block, (0.97, 0.7), |problem, dice| {
+        problem.training.recompute = true;
+        for block in &mut problem.blocks {
+            block.recompute = match dice.below(4) {
+                0 => Some(RecomputePolicy::Always),
+                1 => Some(RecomputePolicy::Never),
+                _ => None,
+            };
+        }
+        true
+    });
 }
 
 /// Pins blocks to stages and devices; what is pinned before what it needs is refused.

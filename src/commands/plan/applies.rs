@@ -44,7 +44,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 33] = [
+    let arguments: [(&str, bool, &[Kind]); 34] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -60,6 +60,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--cut-at", !asking.cut_at.is_empty(), &[Traced]),
         ("--layers", !asking.layers.is_empty(), &[Traced]),
         ("--pin", !asking.pin.is_empty(), &[Traced]),
+        ("--recompute", !asking.recompute.is_empty(), &[Traced]),
         ("--constraints", asking.constraints.is_some(), &[Traced]),
         ("--effort", asking.effort != EffortArgument::default(), planned),
         ("--tf32", asking.tf32, &[Traced]),
@@ -151,6 +152,7 @@ fn given(plan: &Plan) -> Result<(), Failure> {
         ("--cut-at", !asking.cut_at.is_empty()),
         ("--layers", !asking.layers.is_empty()),
         ("--pin", !asking.pin.is_empty()),
+        ("--recompute", !asking.recompute.is_empty()),
         ("--constraints", asking.constraints.is_some()),
         ("--sharding", asking.sharding.is_some()),
         ("--no-recompute", asking.no_recompute),

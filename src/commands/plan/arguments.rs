@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use partitioner::{Effort, STRATEGIES, Strategy};
-use schema::{Bytes, Cluster, Constraints, PinnedCalls, ShardingLevel};
+use schema::{Bytes, Cluster, Constraints, PinnedCalls, RecomputePolicy, RecomputedCalls, ShardingLevel};
 
 use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure, nearest::meant, plan_file};
@@ -55,6 +55,10 @@ pub struct PlanArguments {
     /// given several times
     #[arg(long, value_name = "PATTERN=STAGE|DEVICE", value_parser = PinnedCalls::from_text)]
     pub pin: Vec<PinnedCalls>,
+    /// Calls that are computed again in the backward pass always, each as one (layers.*=always), or never (LlamaAttention=never),
+    /// by path or class; may be given several times
+    #[arg(long, value_name = "PATTERN=always|never", value_parser = RecomputedCalls::from_text)]
+    pub recompute: Vec<RecomputedCalls>,
     /// Take over the constraints that this plan was made with; flags add to them, or replace its cuts
     #[arg(long, value_name = "PLAN")]
     pub constraints: Option<PathBuf>,
@@ -200,6 +204,13 @@ impl PlanArguments {
         }
         let new: Vec<PinnedCalls> = self.pin.iter().filter(|one| !all.pin.contains(one)).cloned().collect();
         all.pin.extend(new);
+        let new: Vec<RecomputedCalls> =
+            self.recompute.iter().filter(|one| !all.recompute.contains(one)).cloned().collect();
+        all.recompute.extend(new);
+        let always = all.recompute.iter().find(|own| own.policy == RecomputePolicy::Always);
+        if let Some(always) = always.filter(|_| self.no_recompute) {
+            return Err(Failure::input(format!("--no-recompute, and --recompute {always}")));
+        }
         if !(self.cut_at.is_empty() && self.layers.is_empty()) {
             (all.cut_at, all.layers) = (self.cut_at.clone(), self.layers.clone());
         }

@@ -9,7 +9,7 @@ use partitioner::{
 };
 use schema::{
     Bytes, Cluster, Constraints, LossAnswer, MemoryPart, MicroBatchSizeTried, ModelReference, PlanAnswer,
-    RunnerUp, StageAnswer, WhatIf,
+    RecomputePolicy, RunnerUp, StageAnswer, WhatIf,
 };
 use sha2::{Digest, Sha256};
 use simulator::Timeline;
@@ -21,7 +21,7 @@ use super::{
     groups::Groups,
     inference::{self, Forward},
     loss::LossCost,
-    pins,
+    pins, recomputed,
     request::{CARRIED_OUT, PlanRequest},
     step_size::{Rates, StepSize},
     subject::Subject,
@@ -209,6 +209,13 @@ impl<'a> Question<'a> {
                     problem.begins = self.starts.as_ref().map(|starts| {
                         model.begins(grain, starts).expect("the grain is one at which stages can begin there")
                     });
+                    recomputed::mark(
+                        &mut problem,
+                        &model,
+                        grain,
+                        &workspace.graph,
+                        &self.request.constraints.recompute,
+                    );
                     problem.pins = pins::pins(
                         &model,
                         grain,
@@ -460,7 +467,12 @@ fn sliceable<'a>(workspace: &'a Workspace, times: &costs::Times, request: &PlanR
         request.constraints.keep_together.iter().any(|pattern| is_meant(pattern, block))
     };
     let pinned = |block: &graph::Block| request.constraints.pin.iter().any(|pin| is_meant(&pin.calls, block));
-    Sliceable::new(&workspace.graph, &times.seconds).keeping(whole).opening(pinned)
+    let with =
+        |policy| move |block: &graph::Block| recomputed::is(&request.constraints.recompute, policy, block);
+    let model = Sliceable::new(&workspace.graph, &times.seconds).keeping(whole);
+    // What is always computed again is a block, what never is is no part of a larger one.
+    let model = model.keeping(with(RecomputePolicy::Always)).opening(with(RecomputePolicy::Always));
+    model.opening(with(RecomputePolicy::Never)).opening(pinned)
 }
 
 /// Refuses patterns of calls that there are not.
@@ -480,6 +492,13 @@ fn check_patterns(workspace: &Workspace, request: &PlanRequest) -> Result<(), Fa
         pins::check(pin, workspace, &request.cluster)?;
     }
     pins::check_together(&request.constraints.pin, &workspace.graph)?;
+    recomputed::check(&request.constraints.recompute, workspace)?;
+    match &request.constraints.recompute[..] {
+        [own, ..] if request.inference.is_some() => {
+            return Err(Failure::input(format!("--recompute {own}: a forward pass alone keeps nothing")));
+        }
+        _ => {}
+    }
     match &request.constraints.pin[..] {
         [pin, ..] if request.inference.is_some() => {
             Err(Failure::input(format!("--pin {pin}: stages of a forward pass alone take no pins"))

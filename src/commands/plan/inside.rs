@@ -117,6 +117,7 @@ fn refuse(plan: &Plan, method: Method) -> Result<(), Failure> {
         ("--cut-at", !asking.cut_at.is_empty()),
         ("--layers", !asking.layers.is_empty()),
         ("--pin", !asking.pin.is_empty()),
+        ("--recompute", !asking.recompute.is_empty()),
         ("--constraints", asking.constraints.is_some()),
         ("--sharding", asking.sharding.is_some()),
         ("--loss", asking.loss.is_some()),

@@ -9,6 +9,7 @@ use schema::{Cluster, PinTo, PinnedCalls, Plan};
 use super::{
     arguments::{is_meant, matches},
     fits::fits,
+    operators_of::operators_of,
 };
 use crate::{failure::Failure, nearest::meant, workspace::Workspace};
 
@@ -66,10 +67,7 @@ pub(super) fn kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Re
     let mut stage_of: Vec<Option<usize>> = vec![None; graph.operators.len()];
     for (index, stage) in plan.stages.iter().enumerate() {
         for name in &stage.blocks {
-            let call = graph.blocks.iter().find(|block| block.path == *name);
-            let one = || model.first_operator(name).map(|operator| operator..operator + 1);
-            let own = call.map(|call| call.operators.clone()).or_else(one).unwrap_or_default();
-            own.for_each(|operator| stage_of[operator as usize] = Some(index));
+            operators_of(name, model, graph).for_each(|operator| stage_of[operator as usize] = Some(index));
         }
     }
     for pin in pinned {
