@@ -218,3 +218,179 @@ fn a_plan_keeps_the_sizes_of_its_micro_batches() {
     check("    most: 6", "    most: 1", "`micro_batch_size`: 2 is more than 1");
     check("    most: 6", "    top: 6", "top");
 }
+
+/// Returns the stage of a call, and its devices.
+fn place<'a>(answer: &'a Value, call: &str) -> (usize, Vec<&'a str>) {
+    let stages = answer["stages"].as_array().unwrap();
+    let has = |stage: &Value| {
+        stage["blocks"].as_array().unwrap().iter().any(|block| is_in(block.as_str().unwrap(), call))
+    };
+    let at = stages.iter().position(has).unwrap();
+    (at, stages[at]["devices"].as_array().unwrap().iter().map(|device| device.as_str().unwrap()).collect())
+}
+
+/// Of two stages, one holds the pinned call wherever it is pinned to: the best of the plans with each pin is the best plan.
+#[test]
+fn calls_are_where_they_are_pinned() {
+    for strategy in ["gpipe", "1f1b", "zero-bubble", "hybrid"] {
+        let asked =
+            [CNN, "--devices", "4xt4", "--micro-batches", "8", "--stages", "2", "--strategy", strategy];
+        let free = step(&plan(&asked));
+        let mut best = f64::INFINITY;
+        for pin in ["fc1=0", "fc1=last"] {
+            let answer = plan(&[&asked[..], &["--pin", pin]].concat());
+            assert_eq!(place(&answer, "fc1").0, usize::from(pin.ends_with("last")), "{strategy} {pin}");
+            assert_eq!(answer["pins"][0], pin);
+            best = best.min(step(&answer));
+        }
+        assert!((best / free - 1.0).abs() < 1e-9, "{strategy}: {best} is not {free}");
+    }
+    let asked = [CNN, "--devices", "4xt4", "--micro-batches", "8"];
+    let answer = plan(
+        &[&asked[..], &["--pin", "pool=node0:3", "--pin", "fc3=node0:1", "--strategy", "1f1b"]].concat(),
+    );
+    assert_eq!((place(&answer, "pool").1, place(&answer, "fc3").1), (vec!["node0:3"], vec!["node0:1"]));
+    // Replicas of a stage are all there.
+    let asked = [CNN, "--devices", "2x2xt4", "--micro-batches", "8", "--strategy", "hybrid"];
+    let answer = plan(&[&asked[..], &["--pin", "conv1=node1:*"]].concat());
+    assert_eq!(place(&answer, "conv1").1, ["node1:0", "node1:1"]);
+}
+
+#[test]
+fn a_plan_keeps_its_pins() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.yaml");
+    let path = file.display().to_string();
+    let asked = [BERT, "--devices", "4xt4", "--micro-batches", "4", "--strategy", "1f1b"];
+    let pins =
+        ["--pin", "bert.embeddings=0", "--pin", "BertPooler=last", "--pin", "bert.encoder.layer.1=node0:2"];
+    let first = plan(&[&asked[..], &pins, &["-o", &path]].concat());
+    assert_eq!(place(&first, "bert.encoder.layer.1").1, ["node0:2"]);
+    let again = plan(&[&asked[..], &["--constraints", &path]].concat());
+    assert_eq!((&again["stages"], step(&again)), (&first["stages"], step(&first)));
+    plan(&[BERT, "--check", &path]);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let check = |from: &str, to: &str, expected: &str| {
+        assert!(text.contains(from), "`{from}` is not in:\n{text}");
+        std::fs::write(&file, text.replacen(from, to, 1)).unwrap();
+        fails(&[BERT, "--check", &path], 2, expected);
+    };
+    check("    to: 0\n", "    to: 1\n", "`pin: bert.embeddings=1` does not allow");
+    check("    to: node0:2\n", "    to: node0:0\n", "`pin: bert.encoder.layer.1=node0:0` does not allow");
+    check("    to: last\n", "    to: 0\n", "`pin: BertPooler=0` does not allow");
+}
+
+#[test]
+fn pins_that_cannot_be_are_refused_by_name() {
+    let with = |more: &[&'static str]| [&[CNN, "--devices", "4xt4", "--micro-batches", "4"], more].concat();
+    for (more, expected) in [
+        (&["--pin", "fc9=0"][..], "no call and no class is `fc9`, did you mean `fc1`?"),
+        (&["--pin", "fc1=node7:0"], "no device is called `node7:0`"),
+        (&["--pin", "fc1"], "calls and where they are to be: embed=0"),
+        (&["--pin", "fc1=0", "--pin", "fc*=1"], "--pin fc1=0 and --pin fc*=1 are about the same calls"),
+        (
+            &["--pin", "fc3=0", "--pin", "conv1=1"],
+            "`fc3` is pinned to an earlier stage than `conv1`, which it needs",
+        ),
+        (&["--pin", "conv1=1"], "no cut brings `conv1` to where they are to be"),
+        (&["--pin", "conv1=1"], "--pin conv1=0 would do"),
+        (&["--pin", "fc1=3", "--stages", "2"], "`fc1` is pinned to stage 3, and of 2 the last is 1"),
+        (&["--pin", "fc1=3", "--stages", "2"], "--pin fc1=1 would do"),
+        (&["--pin", "fc1=0", "--cut-at", "conv2"], "the cuts that are given do not bring `fc1`"),
+        (&["--pin", "fc1=0", "--strategy", "even-layers"], "it makes its own cuts, and blocks are pinned"),
+        (&["--pin", "fc1=0", "--strategy", "pipedream"], "it chooses the number of stages itself"),
+        (&["--pin", "fc1=0", "--strategy", "chimera"], "a device has stages of both ends"),
+        (&["--pin", "fc1=0", "--inference"], "stages of a forward pass alone take no pins"),
+        (&["--pin", "fc1=node0:1", "--tensor-parallel", "2"], "pin to a stage instead"),
+        (&["--pin", "fc1=0", "--strategy", "optcnn"], "--pin"),
+    ] {
+        fails(&with(more), 2, expected);
+    }
+}
+
+/// Returns everything that a plan computes again.
+fn again(answer: &Value) -> Vec<&str> {
+    let stages = answer["stages"].as_array().unwrap().iter();
+    let all = stages.filter_map(|stage| stage["recompute"].as_array()).flatten();
+    all.map(|block| block.as_str().unwrap()).collect()
+}
+
+#[test]
+fn calls_are_computed_again_always_or_never() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.yaml");
+    let path = file.display().to_string();
+    let layers = ["bert.encoder.layer.0", "bert.encoder.layer.1"];
+    let asked = [BERT, "--devices", "2xt4", "--micro-batches", "4", "--strategy", "1f1b", "--stages", "2"];
+    let free = plan(&asked);
+    assert!(again(&free).is_empty());
+    let first = plan(&[&asked[..], &["--recompute", "BertLayer=always", "-o", &path]].concat());
+    // Each as one, and nothing else; their forward passes run twice.
+    assert_eq!(again(&first), layers);
+    assert!(step(&first) > step(&free), "{} {}", step(&first), step(&free));
+    let again_by_plan = plan(&[&asked[..], &["--constraints", &path]].concat());
+    assert_eq!(again_by_plan["stages"], first["stages"]);
+    let checked = plan(&[BERT, "--check", &path]);
+    assert!((step(&checked) / step(&first) - 1.0).abs() < 1e-9);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let check = |from: &str, to: &str, expected: &str| {
+        assert!(text.contains(from), "`{from}` is not in:\n{text}");
+        std::fs::write(&file, text.replacen(from, to, 1)).unwrap();
+        fails(&[BERT, "--check", &path], 2, expected);
+    };
+    check(
+        "  recompute:\n  - bert.encoder.layer.0\n",
+        "",
+        "is not computed again, which `recompute: BertLayer=always`",
+    );
+    check("policy: always", "policy: never", "is computed again, which `recompute: BertLayer=never`");
+    // Where memory is short, other calls are computed again than those that never are.
+    let cluster = folder.path().join("cluster.yaml");
+    let with = |memory: u64, more: &[&'static str]| -> Vec<String> {
+        let text = format!(
+            "kind: cluster\nversion: 1\ntypes:\n  lab: {{memory: {memory}, memory_bandwidth: 1.5e+12, peak: {{float32: 1.9e+13}}}}\n\
+             devices: [{{type: lab, count: 2}}]\nlevels: [{{name: nvlink, bandwidth: 2.0e+11, latency: 2.0e-6}}]\n"
+        );
+        std::fs::write(&cluster, text).unwrap();
+        let cluster = cluster.display().to_string();
+        let asked =
+            [BERT, "--cluster", &cluster, "--micro-batches", "4", "--strategy", "gpipe", "--stages", "2"];
+        [&asked[..], more].concat().into_iter().map(String::from).collect()
+    };
+    let never = ["--recompute", "BertIntermediate=never", "--recompute", "BertOutput=never"];
+    let of = |words: Vec<String>| plan(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(again(&of(with(140_000, &[]))), ["bert.encoder.layer.0"]);
+    assert_eq!(again(&of(with(140_000, &never))), ["bert.encoder.layer.0.attention"]);
+    let short = with(125_000, &never);
+    assert!(!again(&of(with(125_000, &[]))).is_empty());
+    fails(&short.iter().map(String::as_str).collect::<Vec<_>>(), 1, "no plan fits");
+}
+
+#[test]
+fn policies_that_cannot_be_are_refused_by_name() {
+    let with = |more: &[&'static str]| [&[BERT, "--devices", "2xt4"], more].concat();
+    for (more, expected) in [
+        (
+            &["--recompute", "BertLair=always"][..],
+            "no call and no class is `BertLair`, did you mean `BertLayer`?",
+        ),
+        (&["--recompute", "BertLayer"], "calls and `always` or `never`: layers.*=always"),
+        (&["--recompute", "BertLayer=sometimes"], "calls and `always` or `never`"),
+        (
+            &["--recompute", "BertLayer=always", "--recompute", "BertAttention=never"],
+            "--recompute BertLayer=always and --recompute BertAttention=never are about the same calls",
+        ),
+        (
+            &["--recompute", "BertLayer=always", "--no-recompute"],
+            "--no-recompute, and --recompute BertLayer=always",
+        ),
+        (&["--recompute", "BertLayer=never", "--inference"], "a forward pass alone keeps nothing"),
+        (&["--recompute", "BertLayer=never", "--strategy", "optcnn"], "takes no --recompute"),
+        (
+            &["--recompute", "BertLayer=always", "--cut-at", "bert.encoder.layer.1.attention.output"],
+            "which --recompute BertLayer=always computes again as one",
+        ),
+    ] {
+        fails(&with(more), 2, expected);
+    }
+}

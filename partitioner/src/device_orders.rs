@@ -2,14 +2,15 @@
 
 use std::cmp::Ordering;
 
-use crate::problem::{Machine, MachineDevice};
+use crate::problem::{Machine, MachineDevice, Problem};
 
 /// The most devices of which all orders may be tried.
 const ALL_ORDERS: usize = 4;
 
 /// Tells whether there may be so few orders of devices that all are tried, and a plan can be proven the best of all.
-pub(crate) fn tries_all_orders(machine: &Machine) -> bool {
-    machine.is_uniform() || machine.devices.len() <= ALL_ORDERS
+pub(crate) fn tries_all_orders(problem: &Problem) -> bool {
+    let machine = &problem.machine;
+    !problem.has_device_pins() && (machine.is_uniform() || machine.devices.len() <= ALL_ORDERS)
 }
 
 /// Orders of devices other than the machine's own, and whether those are all that differ.
@@ -25,35 +26,11 @@ pub(crate) fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
     if machine.is_uniform() {
         return (Vec::new(), true);
     }
-    let is_like = |one: &usize, other: &usize| {
-        let (one, other) = (&machine.devices[*one], &machine.devices[*other]);
-        let alike = MachineDevice { name: one.name.clone(), ..other.clone() };
-        machine.links.is_empty() && alike == *one
-    };
-    if n_devices <= ALL_ORDERS {
-        for position in 0..n_devices {
-            // Each device in turn goes to each later position.
-            let swapped = orders.iter().flat_map(|order| {
-                (position..n_devices).map(|other| {
-                    let mut order = order.clone();
-                    order.swap(position, other);
-                    order
-                })
-            });
-            let mut all: Vec<Vec<usize>> = Vec::new();
-            for order in swapped {
-                let is_known = |known: &Vec<usize>| known.iter().zip(&order).all(|(a, b)| is_like(a, b));
-                if !all.iter().any(is_known) {
-                    all.push(order);
-                }
-            }
-            orders = all;
+    if let Some(mut all) = permutations(machine, |_, _| true) {
+        all.retain(|order| !order.iter().zip(&own).all(|(a, b)| is_like(machine, *a, *b)));
+        if all.len() < MOST {
+            return (all, true);
         }
-        orders.retain(|order| !order.iter().zip(&own).all(|(a, b)| is_like(a, b)));
-        if orders.len() < MOST {
-            return (orders, true);
-        }
-        orders = vec![own.clone()];
     }
     let speed = |a: &usize, b: &usize| machine.devices[*a].speed.total_cmp(&machine.devices[*b].speed);
     let memory = |a: &usize, b: &usize| machine.devices[*a].memory.cmp(&machine.devices[*b].memory);
@@ -71,4 +48,41 @@ pub(crate) fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
         sorted(&memory);
     }
     (orders.split_off(1), false)
+}
+
+/// Returns all orders of few devices; none of those that differ by devices that are alike, in themselves and to the caller.
+pub(crate) fn permutations(
+    machine: &Machine,
+    is_same: impl Fn(usize, usize) -> bool,
+) -> Option<Vec<Vec<usize>>> {
+    let n_devices = machine.devices.len();
+    if n_devices > ALL_ORDERS {
+        return None;
+    }
+    let mut orders: Vec<Vec<usize>> = vec![(0..n_devices).collect()];
+    for position in 0..n_devices {
+        // Each device in turn goes to each later position.
+        let swapped = orders.iter().flat_map(|order| {
+            (position..n_devices).map(|other| {
+                let mut order = order.clone();
+                order.swap(position, other);
+                order
+            })
+        });
+        let mut all: Vec<Vec<usize>> = Vec::new();
+        for order in swapped {
+            let is_like = |(a, b): (&usize, &usize)| is_like(machine, *a, *b) && is_same(*a, *b);
+            if !all.iter().any(|known| known.iter().zip(&order).all(is_like)) {
+                all.push(order);
+            }
+        }
+        orders = all;
+    }
+    Some(orders)
+}
+
+fn is_like(machine: &Machine, one: usize, other: usize) -> bool {
+    let (one, other) = (&machine.devices[one], &machine.devices[other]);
+    let alike = MachineDevice { name: one.name.clone(), ..other.clone() };
+    machine.links.is_empty() && alike == *one
 }

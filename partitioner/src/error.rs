@@ -53,6 +53,14 @@ pub enum PlanError {
     /// No plan fits, and what comes nearest was not looked for or is not near.
     #[error("no plan fits the devices' memory")]
     NothingFits,
+    /// Blocks that no plan of a strategy has where they are pinned.
+    #[error("{reason}")]
+    Pinned {
+        /// Which blocks, and why.
+        reason: String,
+        /// The most stages that were tried.
+        stages: usize,
+    },
     /// A schedule that does not go with these micro-batches.
     #[error("{strategy}: {reason}")]
     Schedule {
@@ -64,6 +72,16 @@ pub enum PlanError {
 }
 
 impl PlanError {
+    /// Returns the error that says more where no strategy has a plan: what is too large for one may only be out of place for another.
+    pub(crate) fn or_nearer(self, other: Self) -> Self {
+        let nearness = |error: &Self| match error {
+            Self::NothingFits => (2, 0),
+            Self::Pinned { stages, .. } => (1, *stages),
+            _ => (0, 0),
+        };
+        if nearness(&self) > nearness(&other) || self == Self::NothingFits { self } else { other }
+    }
+
     /// Tells whether memory is what lacks.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Self::Memory { .. } | Self::NothingFits)

@@ -49,11 +49,20 @@ pub fn from_graph(
                 kept: Bytes(0),
                 workspace: Bytes(widest.max().unwrap_or(0)),
                 is_operator: model.is_operator(run),
+                recompute: None,
             }
         })
         .collect();
     let ties = parameters(graph, &run_of, &mut blocks);
-    Problem { blocks, values: values(graph, &run_of), ties, machine, training, begins: None }
+    Problem {
+        blocks,
+        values: values(graph, &run_of),
+        ties,
+        machine,
+        training,
+        begins: None,
+        pins: Vec::new(),
+    }
 }
 
 /// What operators take where nothing is trained, by operator.

@@ -134,6 +134,27 @@ impl<'a> Sliceable<'a> {
         self
     }
 
+    /// Opens what calls lie in, so that they are no part of a larger block; what is kept whole stays closed.
+    pub fn opening(mut self, own: impl Fn(&graph::Block) -> bool) -> Self {
+        for block in self.graph.blocks.iter().filter(|block| own(block)) {
+            let mut holder = block.parent;
+            while let Some(call) = holder.filter(|call| !self.closed.contains(call)) {
+                self.containers[call.index()] = true;
+                holder = self.graph.block(call).parent;
+            }
+        }
+        self
+    }
+
+    /// Returns the blocks of a grain that hold operators of these which take time.
+    pub fn blocks_of(&self, grain: &Grain, operators: &[Range<u32>]) -> Vec<usize> {
+        let is_own = |operator: u32| {
+            self.is_working(operator as usize) && operators.iter().any(|own| own.contains(&operator))
+        };
+        let runs = self.runs(grain).into_iter().enumerate();
+        runs.filter(|(_, run)| run.operators.clone().any(is_own)).map(|(index, _)| index).collect()
+    }
+
     fn work(&self, operators: Range<u32>) -> f64 {
         self.seconds[operators.start as usize..operators.end as usize].iter().sum()
     }

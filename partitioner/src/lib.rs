@@ -23,6 +23,7 @@
 //!     machine: Machine::flat(2, Bytes(1 << 30), BytesPerSecond(1e9)),
 //!     training: Training::default(),
 //!     begins: None,
+//!     pins: Vec::new(),
 //! };
 //! let plan = plan_with(&problem, Strategy::OneForwardOneBackward)?;
 //! assert_eq!(plan.stages.len(), 2);
@@ -39,6 +40,8 @@ mod dag;
 mod device_orders;
 mod error;
 mod goal;
+mod pin;
+mod pinned;
 mod solution;
 mod stage;
 mod strategy;
@@ -66,6 +69,7 @@ pub use error::PlanError;
 pub use from_graph::{ForwardOnly, forward_only, from_graph};
 pub use grain::{Grain, OperatorSeconds, Sliceable};
 pub use limits::{Effort, Limits};
+pub use pin::{Pin, PinnedTo};
 pub use plan_file::{
     check::{CheckError, check_plan},
     write::to_plan,
@@ -92,4 +96,4 @@ pub use stage::{
     run::Run,
     score::{BoundBy, Rules, StageScore},
 };
-pub use strategy::{STRATEGIES, Strategy};
+pub use strategy::{STRATEGIES, Strategy, candidates};

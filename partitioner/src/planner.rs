@@ -18,6 +18,7 @@ use crate::{
     error::PlanError,
     goal::{Goal, InOrder},
     grid::{search::synchronous, two_copies::two_way},
+    pinned::pinned_orders,
     pipeline::pipedream::pipedream,
     plan_file::simulate::{excess, state_memory},
     planner::{memory_needed::nearest, planned::Ranked},
@@ -84,7 +85,13 @@ pub(crate) fn solve(
     strategy: Strategy,
     goal: Goal,
 ) -> Result<Solution, (PlanError, f64)> {
-    let (orders, is_all) = other_orders(&problem.machine);
+    let (mut orders, mut is_all) = other_orders(&problem.machine);
+    if problem.has_device_pins() {
+        let more: Vec<Vec<usize>> =
+            pinned_orders(problem).into_iter().filter(|order| !orders.contains(order)).collect();
+        orders.extend(more);
+        is_all = false;
+    }
     let (mut best, mut least) = match solve_in_order(problem, cut_space, strategy, goal) {
         Ok((solution, least)) => (Ok(solution), least),
         Err((error, least)) => (Err(error), least),
@@ -153,6 +160,10 @@ fn attempt(problem: &Problem, cut_space: &CutSpace, strategy: Strategy, goal: Go
             let reason = "it chooses the number of stages itself".to_string();
             Err((PlanError::Schedule { strategy: strategy.name(), reason }, f64::INFINITY))
         }
+        Search::Asynchronous if !problem.pins.is_empty() => {
+            let reason = "it chooses the number of stages itself, and blocks are pinned".to_string();
+            Err((PlanError::Schedule { strategy: strategy.name(), reason }, f64::INFINITY))
+        }
         Search::Asynchronous => pipedream(problem, cut_space, strategy, goal),
         Search::TwoCopies(schedule) => two_way(problem, cut_space, (strategy, schedule), goal),
         Search::Grids(_) if strategy.row().tries_rules && goal != Goal::Any => {
@@ -163,7 +174,8 @@ fn attempt(problem: &Problem, cut_space: &CutSpace, strategy: Strategy, goal: Go
                 Err(none) => return Err(none),
             };
             // Solvers go by formulas, the simulator has the last word: never worse than cuts by a rule.
-            for rule in STRATEGIES.into_iter().filter(|rule| rule.is_rule()) {
+            let rules = STRATEGIES.into_iter().filter(|rule| rule.is_rule() && problem.pins.is_empty());
+            for rule in rules {
                 let limit = best.as_ref().map_or(goal.below(), Solution::seconds_each);
                 let Ok((other, _)) = synchronous(problem, cut_space, rule, goal) else { continue };
                 if other.seconds_each() < limit * (1.0 - 1e-9) {
@@ -278,8 +290,7 @@ fn nearest_of_all(
     cut_space: &CutSpace,
     errors: impl Iterator<Item = PlanError>,
 ) -> PlanError {
-    // What is too large for one candidate may only be out of place for another.
-    let error = errors.reduce(|last, error| if last == PlanError::NothingFits { last } else { error });
+    let error = errors.reduce(PlanError::or_nearer);
     match error {
         Some(error) if error != PlanError::NothingFits => error,
         _ => {

@@ -6,11 +6,14 @@
 use std::collections::BTreeSet;
 
 use schema::{
-    Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, Inference, PipedreamProfile, RecomputeUnit, Seconds,
-    ShardingLevel,
+    Bytes, BytesPerSecond, Cluster, HOST_BANDWIDTH, Inference, PipedreamProfile, RecomputePolicy,
+    RecomputeUnit, Seconds, ShardingLevel,
 };
 
-use crate::limits::Limits;
+use crate::{
+    limits::Limits,
+    pin::{self, Pin},
+};
 
 /// What is to be planned.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +32,8 @@ pub struct Problem {
     ///
     /// Invariant: positions rise, and none is the first block's.
     pub begins: Option<Vec<usize>>,
+    /// Blocks that are to be in one stage, or on some devices.
+    pub pins: Vec<Pin>,
 }
 
 /// One block.
@@ -55,6 +60,8 @@ pub struct Block {
     /// Whether it is one operator. Computed again alone it would save nothing: what it is given has to be kept, and what it gives
     /// is kept by those who take it.
     pub is_operator: bool,
+    /// Whether it is computed again always or never; where that pays, if nothing is said.
+    pub recompute: Option<RecomputePolicy>,
 }
 
 impl Block {
@@ -264,6 +271,14 @@ pub enum ProblemError {
     /// Cuts between which nothing stands.
     #[error("a stage is to begin at block {0}, which leaves a stage without blocks")]
     EmptyStage(usize),
+    /// Blocks pinned to an earlier stage than what they need.
+    #[error("`{block}` is pinned to an earlier stage than `{needs}`, which it needs")]
+    PinnedBackwards {
+        /// What the blocks are called.
+        block: String,
+        /// What they need.
+        needs: String,
+    },
     /// A value whose ends are in the wrong order.
     #[error("a value goes from block {from} to block {to}, which is not later")]
     Backwards {
@@ -323,7 +338,17 @@ impl Problem {
             }
             before = begin;
         }
+        let edges = self.values.iter().filter_map(|value| Some((value.from?, &value.to)));
+        let edges = edges.flat_map(|(from, to)| to.iter().map(move |&to| (from, to)));
+        if let Some((pin, other)) = pin::backwards(&self.pins, self.blocks.len(), edges) {
+            return Err(ProblemError::PinnedBackwards { block: pin.name.clone(), needs: other.name.clone() });
+        }
         self.machine.validate()
+    }
+
+    /// Tells whether blocks are pinned to devices: then the order of devices that are alike matters, too.
+    pub(crate) fn has_device_pins(&self) -> bool {
+        self.pins.iter().any(Pin::is_to_devices)
     }
 
     /// Returns the time of one micro-batch through all blocks on a device of speed 1.
@@ -351,6 +376,8 @@ impl Problem {
             device.memory_bandwidth = BytesPerSecond(bandwidth);
             device.host_bandwidth = BytesPerSecond(f64::INFINITY);
         }
+        // In whichever order devices are taken.
+        ideal.pins.retain(|pin| !pin.is_to_devices());
         ideal
     }
 
@@ -398,6 +425,7 @@ impl Problem {
                 kept: Bytes(0),
                 workspace: Bytes(0),
                 is_operator: false,
+                recompute: None,
             }
         });
         let values = order.iter().filter(|&&node| !takers[node].is_empty()).map(|&node| {
@@ -417,6 +445,7 @@ impl Problem {
             machine,
             training,
             begins: None,
+            pins: Vec::new(),
         }
     }
 }

@@ -104,8 +104,8 @@ impl Strategy {
     }
 }
 
-/// Strategies that serve who does not name one.
-pub(crate) fn candidates(problem: &Problem) -> impl Iterator<Item = Strategy> {
+/// Returns the strategies that serve who does not name one.
+pub fn candidates(problem: &Problem) -> impl Iterator<Item = Strategy> {
     // Who asks for a number of stages gets as many parts, no chunks of them and no whole model.
     let stages = problem.training.stages;
     let serves = move |strategy: &Strategy| match strategy.row().stages {

@@ -152,7 +152,15 @@ fn chain(n_blocks: usize, n_devices: usize, bandwidth: f64) -> Problem {
     });
     let values = values.collect();
     let machine = Machine::flat(n_devices, Bytes(u64::MAX / 4), BytesPerSecond(bandwidth));
-    Problem { blocks, values, ties: Vec::new(), machine, training: Training::default(), begins: None }
+    Problem {
+        blocks,
+        values,
+        ties: Vec::new(),
+        machine,
+        training: Training::default(),
+        begins: None,
+        pins: Vec::new(),
+    }
 }
 
 fn chains() {

@@ -1038,6 +1038,9 @@ class PlanAnswer(_PlanAnswer, total=False):
     # Seconds of data parallelism by the same objective.
     data_parallel_seconds: Union[float, None]
 
+    # What is pinned: bounds and plans are of what keeps it so.
+    pins: list[str]
+
     # Blocks between which cuts were looked for.
     blocks: Union[int, None]
 

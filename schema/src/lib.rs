@@ -92,8 +92,8 @@ pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
     Band, Constraints, Cut, DeviceMemory, Inference, InferenceObjective, LayerSharing, MicroBatchSize,
-    ModelReference, PLAN_VERSION, Plan, PlanStage, PlanTie, Predicted, RecomputeUnit, StageCost, TimesFrom,
-    Transfer,
+    ModelReference, PLAN_VERSION, PinTo, PinnedCalls, Plan, PlanStage, PlanTie, Predicted, RecomputePolicy,
+    RecomputeUnit, RecomputedCalls, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
     InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorSplit, PlanAnswer, Proved, RunnerUp,

@@ -98,9 +98,106 @@ pub struct Constraints {
     /// How many of the blocks that the model repeats each stage has, instead of `cut_at`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<u32>,
+    /// Calls that are to be in one stage, or on some devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pin: Vec<PinnedCalls>,
+    /// Calls that are always computed again in the backward pass, or never.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recompute: Vec<RecomputedCalls>,
     /// How many samples a micro-batch may have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch_size: Option<MicroBatchSize>,
+}
+
+/// Calls and where they are to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PinnedCalls {
+    /// The calls, by path or class; a star stands for anything.
+    pub calls: String,
+    /// Where they are to be.
+    pub to: PinTo,
+}
+
+/// Where calls are to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum PinTo {
+    /// The stage of this number, the first being 0.
+    Stage(u32),
+    /// `last` for the last stage, or devices by name; a star stands for anything.
+    Named(String),
+}
+
+impl PinnedCalls {
+    /// Reads `encoder=0`, `head=last` or `decoder.*=node1:*`.
+    ///
+    /// # Errors
+    /// What would be right.
+    pub fn from_text(text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once('=').filter(|(calls, to)| !calls.is_empty() && !to.is_empty());
+        let (calls, to) = parts.ok_or(
+            "calls and where they are to be: embed=0, head=last, decoder.*=node1:* (a stage, or devices by name)",
+        )?;
+        let to = to.parse().map_or_else(|_| PinTo::Named(to.to_string()), PinTo::Stage);
+        Ok(Self { calls: calls.to_string(), to })
+    }
+}
+
+impl fmt::Display for PinnedCalls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.to {
+            PinTo::Stage(stage) => write!(f, "{}={stage}", self.calls),
+            PinTo::Named(name) => write!(f, "{}={name}", self.calls),
+        }
+    }
+}
+
+/// Calls and whether they are computed again in the backward pass.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RecomputedCalls {
+    /// The calls, by path or class; a star stands for anything.
+    pub calls: String,
+    /// Whether they are.
+    pub policy: RecomputePolicy,
+}
+
+/// Whether calls are computed again in the backward pass, however much memory there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecomputePolicy {
+    /// Each of them is, as one.
+    Always,
+    /// None is.
+    Never,
+}
+
+impl RecomputedCalls {
+    /// Reads `layers.*=always` or `LlamaAttention=never`.
+    ///
+    /// # Errors
+    /// What would be right.
+    pub fn from_text(text: &str) -> Result<Self, String> {
+        let (calls, policy) =
+            text.rsplit_once('=').filter(|(calls, _)| !calls.is_empty()).unwrap_or_default();
+        let policy = match policy.to_ascii_lowercase().as_str() {
+            "always" => RecomputePolicy::Always,
+            "never" => RecomputePolicy::Never,
+            _ => return Err("calls and `always` or `never`: layers.*=always, LlamaAttention=never".into()),
+        };
+        Ok(Self { calls: calls.to_string(), policy })
+    }
+}
+
+impl fmt::Display for RecomputedCalls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let policy = match self.policy {
+            RecomputePolicy::Always => "always",
+            RecomputePolicy::Never => "never",
+        };
+        write!(f, "{}={policy}", self.calls)
+    }
 }
 
 /// The smallest and the largest micro-batch of a plan, in samples.

@@ -66,6 +66,9 @@ pub struct PlanAnswer {
     pub gap: f64,
     /// Whether no plan of the family is better.
     pub optimal: bool,
+    /// What is pinned: bounds and plans are of what keeps it so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pins: Vec<String>,
     /// Blocks between which cuts were looked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u64>,

@@ -40,7 +40,7 @@ pub struct Libtorch {
 #[derive(Subcommand)]
 pub enum Command {
     /// Split a model over devices: plan, stages, pictures, and why
-    Split(split::Split),
+    Split(Box<split::Split>),
     /// Trace a PyTorch model in your own Python
     Trace(trace::Trace),
     /// Show a model as a table of blocks

@@ -12,6 +12,7 @@ pub(super) mod clusters;
 mod compat;
 mod constraints;
 pub(super) mod costs;
+mod fits;
 mod flags;
 mod group_search;
 mod groups;
@@ -24,6 +25,9 @@ mod micro_batch;
 mod model;
 mod no_plan;
 mod objective;
+mod operators_of;
+mod pins;
+mod recomputed;
 mod refine;
 mod request;
 mod search;
@@ -39,7 +43,7 @@ mod workload;
 #[cfg(not(feature = "peers"))]
 use self::without_peers::{compat, workload};
 pub use self::{
-    answer::{ABOVE_THE_PEAK, looked_at, rounded, sizes_tried},
+    answer::{ABOVE_THE_PEAK, looked_at, rounded, sizes_tried, with_pins},
     arguments::{PlanArguments, RoundingArguments, matches, strategies},
     flags::Plan,
     input::Input,

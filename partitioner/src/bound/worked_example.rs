@@ -56,6 +56,7 @@ fn example(parameters: [u64; 3], memory: u64) -> Problem {
             ..Training::default()
         },
         begins: None,
+        pins: Vec::new(),
     }
 }
 

@@ -11,6 +11,7 @@ use simulator::order::Schedule;
 use crate::{
     Solution,
     grid::{shape::Grid, stage_times::stage_times, step_time::StageTimes},
+    pinned::Pinned,
     solution::SolutionStage,
     stage::{
         run::{Cut, Run},
@@ -46,6 +47,8 @@ pub(crate) struct AllCuts<'a> {
     /// What the stages from one on take at the least if it begins at a state: of a micro-batch where nothing runs side by side, of
     /// the slowest stage otherwise.
     rest: Vec<Vec<f64>>,
+    /// What may stand in which stage.
+    pinned: Pinned,
     n_beginnings: usize,
     n_scored: usize,
 }
@@ -92,6 +95,7 @@ impl<'a> AllCuts<'a> {
             left: 0,
             wires: places.iter().map(|(run, _)| wire_before(scorer, *run)).collect(),
             rest: Vec::new(),
+            pinned: Pinned::new(scorer.problem, scorer.states, places.iter().map(|place| place.0)),
             n_beginnings: 0,
             n_scored: 0,
         }
@@ -179,7 +183,7 @@ impl<'a> AllCuts<'a> {
             if self.each as f64 * compute >= limit {
                 break;
             }
-            if work <= 0.0 || !states.is_before(start, end) {
+            if work <= 0.0 || !states.is_before(start, end) || !self.pinned.allows(index, start, end) {
                 continue;
             }
             let own = Own { forward: 0.0, compute };

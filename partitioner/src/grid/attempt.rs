@@ -128,7 +128,7 @@ impl<'a> Attempt<'a> {
             found => (found.map(|found| found.0), None),
         };
         let mut is_exact = false;
-        if is_open && !is_given && self.is_complete() && tries_all_orders(&whole.machine) {
+        if is_open && !is_given && self.is_complete() && tries_all_orders(whole) {
             (best, is_exact) = self.all_cuts(&scorer, best, lower_bound);
         }
         let proven = |most: f64| {

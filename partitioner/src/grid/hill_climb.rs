@@ -13,6 +13,7 @@ use crate::{
         stage_times::stage_times,
         step_time::{StageTimes, StepTime, Timer},
     },
+    pinned::Pinned,
     solution::SolutionStage,
     stage::{
         lines::Lines,
@@ -114,9 +115,13 @@ fn climb(
     mut left: usize,
 ) -> Option<Climbed> {
     let overlaps = scorer.problem.machine.overlaps;
+    let pinned = Pinned::new(scorer.problem, scorer.states, places.iter().map(|place| place.0));
     let stage = |borders: &[usize], index: usize| -> Option<Timed> {
         let (run, behind) = places[index];
         let (start, end) = (borders[index], borders[index + 1]);
+        if !pinned.allows(index, start, end) {
+            return None;
+        }
         let cut = Cut { start, end, run, behind };
         let score = scorer.score(start, end, run, behind)?;
         let stage = SolutionStage { blocks: scorer.states.blocks(start, end), run, score };

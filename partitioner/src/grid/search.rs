@@ -13,14 +13,16 @@ use crate::{
     Problem,
     bound::grid::GridBounds,
     cut_space::CutSpace,
+    dag::cut_states::States,
     error::PlanError,
     goal::{Goal, InOrder},
     grid::{
         question::GridSolver,
         shape::{FEW_DEVICES, Grid, GridSpace},
     },
+    pinned::{Pinned, unplaced},
     solution::Solution,
-    stage::lines::Lines,
+    stage::{lines::Lines, run::Run},
     strategy::{Strategy, row::Search},
 };
 
@@ -45,10 +47,63 @@ pub(crate) fn grids(problem: &Problem, strategy: Strategy) -> Result<Vec<Grid>, 
     let grids = match strategy.row().search {
         Search::Grids(grids) => grids(&space),
         Search::Rule(_) if space.is_given => Err("it makes its own cuts, and others are given".into()),
+        Search::Rule(_) if !problem.pins.is_empty() => {
+            Err("it makes its own cuts, and blocks are pinned".into())
+        }
         Search::Rule(_) => Ok(vec![space.by_hand()]),
         Search::TwoCopies(_) | Search::Asynchronous => Ok(Vec::new()),
     };
-    grids.map_err(|reason| PlanError::Schedule { strategy: strategy.name(), reason })
+    let grids = grids.map_err(|reason| PlanError::Schedule { strategy: strategy.name(), reason })?;
+    with_pinned(problem, grids)
+}
+
+/// Keeps the grids in which every pinned block has a stage that it may be in.
+///
+/// # Errors
+/// Why there is none.
+fn with_pinned(problem: &Problem, grids: Vec<Grid>) -> Result<Vec<Grid>, PlanError> {
+    if problem.pins.is_empty() {
+        return Ok(grids);
+    }
+    let why = |grid: &Grid| unplaced(problem, &runs(*grid));
+    let most = grids.iter().max_by_key(|grid| grid.n_stages()).copied();
+    let kept: Vec<Grid> = grids.into_iter().filter(|grid| why(grid).is_none()).collect();
+    match most.filter(|_| kept.is_empty()).and_then(|most| Some((why(&most)?, most.n_stages()))) {
+        Some((reason, stages)) => Err(PlanError::Pinned { reason, stages }),
+        None => Ok(kept),
+    }
+}
+
+/// Returns the devices of each stage; chunks of a rank share theirs.
+fn runs(grid: Grid) -> Vec<Run> {
+    (0..grid.n_stages()).map(|stage| grid.devices(stage)).collect()
+}
+
+/// Says why there is no plan, where that is not for memory but for blocks that are pinned.
+fn unpinnable(problem: &Problem, states: &States, grids: &[Grid]) -> Option<String> {
+    let [first, ..] = problem.pins.as_slice() else { return None };
+    let can_be = |grid: &Grid| {
+        let runs = runs(*grid);
+        let n_stages = runs.len();
+        let runs = runs.into_iter();
+        match &problem.begins {
+            None => Pinned::new(problem, states, runs).has_chain(states, n_stages),
+            Some(begins) => {
+                let line = States::line(problem, (0..problem.blocks.len()).collect());
+                let pinned = Pinned::new(problem, &line, runs);
+                let ends: Vec<usize> = begins.iter().copied().chain([problem.blocks.len()]).collect();
+                let starts = std::iter::once(0).chain(ends.iter().copied());
+                starts.zip(&ends).enumerate().all(|(stage, (start, end))| pinned.allows(stage, start, *end))
+            }
+        }
+    };
+    if grids.iter().any(can_be) {
+        return None;
+    }
+    let others = if problem.pins.len() > 1 { " and the others that are pinned" } else { "" };
+    let cuts =
+        if problem.begins.is_some() { "the cuts that are given do not bring" } else { "no cut brings" };
+    Some(format!("{cuts} `{}`{others} to where they are to be", first.name))
 }
 
 /// Finds the best plan of a strategy that ends each step together, as the simulator times it.
@@ -105,11 +160,12 @@ pub(crate) fn synchronous(
         lines: Lines::default(),
         places: Rc::default(),
         ideal_places: Rc::default(),
-        is_uniform: problem.machine.is_uniform(),
+        is_uniform: problem.machine.is_uniform() && !problem.has_device_pins(),
         ideal: OnceCell::new(),
     };
     // Best time by ranks and replicas at the last number of chunks that improved; 0.0 once more chunks stop helping.
     let mut chunked: BTreeMap<(usize, usize, bool), f64> = BTreeMap::new();
+    let shapes: Vec<Grid> = open.iter().map(|(_, _, grid)| *grid).collect();
     for (by_work, each_replica, grid) in open {
         let shape = (grid.ranks, grid.replicas, grid.replicas_together);
         let gains = grid.chunks == 1 || chunked.get(&shape).is_none_or(|seconds| *seconds > 0.0);
@@ -154,6 +210,10 @@ pub(crate) fn synchronous(
         }
     }
     let Some(mut best) = best else {
+        if let Some(reason) = unpinnable(problem, states, &shapes) {
+            let stages = shapes.iter().map(|grid| grid.n_stages()).max().unwrap_or(0);
+            return Err((PlanError::Pinned { reason, stages }, least));
+        }
         return Err((error.or(refused).unwrap_or(PlanError::NothingFits), least));
     };
     cut_space.expect(&best);

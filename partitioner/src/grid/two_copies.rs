@@ -61,6 +61,10 @@ pub(crate) fn two_way(
         let reason = "a device has stages of both ends of the model, so devices have to be alike";
         return Err((refused(reason), f64::INFINITY));
     }
+    if !problem.pins.is_empty() {
+        let reason = "a device has stages of both ends of the model, and blocks are pinned";
+        return Err((refused(reason), f64::INFINITY));
+    }
     let n_blocks = problem.blocks.iter().filter(|block| block.seconds() > 0.0).count().max(1);
     let given = problem.begins.as_ref().map(|begins| begins.len() + 1);
     let wanted = given.or(problem.training.stages.map(|stages| stages as usize));

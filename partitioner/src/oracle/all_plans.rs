@@ -3,11 +3,13 @@
 //! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks computed again or offloaded.
 //! A plan said to be optimal is as fast as the fastest of them; none is faster than the bound; and nothing fits where it is said so.
 
-use schema::{Bytes, BytesPerSecond, Execution, OffloadMode, RecomputeUnit, Seconds, ShardingLevel};
+use schema::{
+    Bytes, BytesPerSecond, Execution, OffloadMode, RecomputePolicy, RecomputeUnit, Seconds, ShardingLevel,
+};
 use simulator::order::{OrderError, Schedule, Shape};
 
 use crate::{
-    MachineLevel, MicroBatches, PlanError, Problem, Solution, Strategy,
+    MachineLevel, MicroBatches, Pin, PinnedTo, PlanError, Problem, Solution, Strategy,
     grid::stage_times::shared_out,
     oracle::random_problems::{Dice, cases, is_skipped, problem},
     plan_auto,
@@ -115,7 +117,7 @@ fn assignments(problem: &Problem, count: usize) -> Vec<Vec<usize>> {
     let n_devices = problem.machine.devices.len();
     let mut lists = vec![Vec::new()];
     for position in 0..count {
-        let is_uniform = problem.machine.is_uniform();
+        let is_uniform = problem.machine.is_uniform() && !problem.has_device_pins();
         let devices = if is_uniform { position..position + 1 } else { 0..n_devices };
         lists = lists
             .iter()
@@ -134,7 +136,12 @@ fn choices(problem: &Problem) -> Vec<Vec<u8>> {
     kinds.extend(problem.training.recompute.then_some(1));
     kinds.extend(problem.training.offload.then_some(2));
     let mut lists = vec![Vec::new()];
-    for _ in &problem.blocks {
+    for block in &problem.blocks {
+        let kinds: Vec<u8> = match block.recompute {
+            Some(RecomputePolicy::Always) => vec![1],
+            Some(RecomputePolicy::Never) => kinds.iter().copied().filter(|kind| *kind != 1).collect(),
+            None => kinds.clone(),
+        };
         let longer = lists
             .iter()
             .flat_map(|list: &Vec<u8>| kinds.iter().map(|&kind| [list.as_slice(), &[kind]].concat()));
@@ -183,7 +190,8 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                     own.to_vec()
                 })
                 .collect();
-            for parts in &chains {
+            let is_kept = |parts: &&Vec<Vec<usize>>| keeps_pins(problem, parts, &groups);
+            for parts in chains.iter().filter(is_kept) {
                 for mode in [OffloadMode::Pinned, OffloadMode::Both] {
                     let mut fitting: Vec<&[u8]> = Vec::new();
                     for choice in &choices {
@@ -254,18 +262,77 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
     best
 }
 
+/// Tells whether every pinned block is where it is to be.
+fn keeps_pins(problem: &Problem, parts: &[Vec<usize>], groups: &[Vec<usize>]) -> bool {
+    let is_there = |pin: &Pin, stage: usize| match &pin.to {
+        PinnedTo::Stage(own) => stage == *own,
+        PinnedTo::LastStage => stage + 1 == parts.len(),
+        PinnedTo::Devices(names) => {
+            let devices = &groups[stage % groups.len()];
+            devices.iter().all(|&device| names.contains(&problem.machine.devices[device].name))
+        }
+    };
+    let is_kept = |pin: &Pin| {
+        let own = |part: &Vec<usize>| part.iter().any(|block| pin.blocks.contains(block));
+        parts.iter().enumerate().all(|(stage, part)| !own(part) || is_there(pin, stage))
+    };
+    problem.pins.iter().all(is_kept)
+}
+
 #[test]
 fn strategies_say_the_truth_about_all_plans() {
-    all_plans(&mut Dice(41), 60, RecomputeUnit::Block, 0.98);
+    all_plans(&mut Dice(41), 60, RecomputeUnit::Block, (0.98, 0.75), |_, _| true);
 }
 
 #[test]
 fn strategies_say_the_truth_where_stages_are_computed_again_whole() {
-    all_plans(&mut Dice(43), 40, RecomputeUnit::Stage, 0.95);
+    all_plans(&mut Dice(43), 40, RecomputeUnit::Stage, (0.95, 0.75), |_, _| true);
 }
 
-/// Compares strategies with every plan there is, for random problems; so large a share of the plans must be the fastest.
-fn all_plans(dice: &mut Dice, n_cases: usize, unit: RecomputeUnit, share: f64) {
+/// Some blocks are always computed again, others never.
+#[test]
+fn strategies_say_the_truth_about_all_plans_that_keep_policies() {
+    all_plans(&mut Dice(45), 40, RecomputeUnit::Block, (0.97, 0.7), |problem, dice| {
+        problem.training.recompute = true;
+        for block in &mut problem.blocks {
+            block.recompute = match dice.below(4) {
+                0 => Some(RecomputePolicy::Always),
+                1 => Some(RecomputePolicy::Never),
+                _ => None,
+            };
+        }
+        true
+    });
+}
+
+/// Pins blocks to stages and devices; what is pinned before what it needs is refused.
+#[test]
+fn strategies_say_the_truth_about_all_plans_that_keep_pins() {
+    all_plans(&mut Dice(44), 60, RecomputeUnit::Block, (0.95, 0.6), |problem, dice| {
+        for _ in 0..1 + dice.below(2) {
+            let block = dice.below(problem.blocks.len() as u64) as usize;
+            let n_devices = problem.machine.devices.len() as u64;
+            let to = match dice.below(4) {
+                0 => PinnedTo::LastStage,
+                1 => PinnedTo::Devices(vec![format!("d{}", dice.below(n_devices))]),
+                _ => PinnedTo::Stage(dice.below(3.min(n_devices)) as usize),
+            };
+            problem.pins.push(Pin { name: format!("b{block}"), blocks: vec![block], to });
+        }
+        problem.validate().is_ok()
+    });
+}
+
+/// Compares strategies with every plan there is, for random problems; such shares of the plans must be the fastest, and be said so.
+///
+/// `change` makes other problems of them; what it leaves without sense is skipped.
+fn all_plans(
+    dice: &mut Dice,
+    n_cases: usize,
+    unit: RecomputeUnit,
+    (share_equal, share_said): (f64, f64),
+    change: impl Fn(&mut Problem, &mut Dice) -> bool,
+) {
     let mut faults = Vec::new();
     let (mut n_plans, mut n_optimal, mut n_equal, mut n_none) = (0, 0, 0, 0);
     let mut bounds = 0.0;
@@ -312,12 +379,15 @@ fn all_plans(dice: &mut Dice, n_cases: usize, unit: RecomputeUnit, share: f64) {
         if dice.below(4) == 0 {
             problem.training.stages = Some(1 + dice.below(n_devices.min(n_blocks) as u64) as u32);
         }
-        if is_skipped(case) {
+        if !change(&mut problem, dice) || is_skipped(case) {
             continue;
         }
         let mut fastest_of_all = f64::INFINITY;
         // Those with two copies have an oracle of their own.
-        let is_asked = |strategy: &Strategy| !strategy.is_rule() && strategy.two_copies().is_none();
+        let is_asked = |strategy: &Strategy| {
+            let is_pinned = strategy.is_asynchronous() && !problem.pins.is_empty();
+            !strategy.is_rule() && strategy.two_copies().is_none() && !is_pinned
+        };
         for strategy in crate::STRATEGIES.into_iter().filter(is_asked) {
             let fastest = fastest(&problem, strategy);
             let is_candidate = candidates(&problem).any(|candidate| candidate == strategy);
@@ -371,7 +441,7 @@ fn all_plans(dice: &mut Dice, n_cases: usize, unit: RecomputeUnit, share: f64) {
     // Truth alone would be cheap: a planner that promises nothing is never wrong.
     let (n, equal, said) = (f64::from(n_plans), f64::from(n_equal), f64::from(n_optimal));
     assert!(
-        equal > share * n && said > 0.75 * n && bounds > 0.95 * n && n_none < 2 * n_plans,
+        equal > share_equal * n && said > share_said * n && bounds > 0.95 * n && n_none < 2 * n_plans,
         "of {n_plans} plans, {n_equal} are the fastest and {n_optimal} said so; bounds come to {}; {n_none} none",
         bounds / n
     );

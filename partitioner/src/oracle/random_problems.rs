@@ -27,6 +27,7 @@ pub(crate) fn problem(
         kept: Bytes(0),
         workspace: Bytes(dice.below(5)),
         is_operator: false,
+        recompute: None,
     };
     let blocks = (0..n_blocks).map(|index| block(index, dice)).collect();
     let mut values = Vec::new();
@@ -69,5 +70,6 @@ pub(crate) fn problem(
         machine: Machine { devices, levels, links: Vec::new(), overlaps: is_uniform || dice.flip() },
         training,
         begins: None,
+        pins: Vec::new(),
     }
 }

@@ -11,6 +11,7 @@
 use std::{cell::OnceCell, cmp::Reverse, collections::BinaryHeap};
 
 use crate::{
+    pinned::Pinned,
     solution::SolutionStage,
     stage::{
         run::{Cut, Run},
@@ -283,6 +284,8 @@ struct Program<'a> {
     /// Seconds of the slowest stage from a state to the end, and where the first of them ends, with its devices.
     best: Vec<f64>,
     came: Vec<(u32, u32)>,
+    /// What may stand in which stage, where blocks are pinned.
+    pinned: Option<Pinned>,
     /// Ends of a stage of which only the least time is known; a time above 0 has the order of its bits.
     open: BinaryHeap<Reverse<(u64, usize)>>,
 }
@@ -299,7 +302,12 @@ impl<'a> Program<'a> {
         let mut best = vec![f64::INFINITY; n_entries];
         best[scorer.states.len() - 1] = 0.0;
         let (came, open) = (vec![(NONE, 0_u32); n_entries], BinaryHeap::new());
-        Self { scorer, layers, limit, memory, borders, work_at, best, came, open }
+        let problem = scorer.problem;
+        let pinned = (!problem.pins.is_empty() && sharing != Sharing::Free).then(|| {
+            let runs = (0..layers.count).map(|stage| layers.run(layers.count - stage, 1));
+            Pinned::new(problem, scorer.states, runs)
+        });
+        Self { scorer, layers, limit, memory, borders, work_at, best, came, pinned, open }
     }
 
     fn last(&self) -> usize {
@@ -308,6 +316,12 @@ impl<'a> Program<'a> {
 
     fn total(&self) -> f64 {
         self.scorer.states.work[self.last()]
+    }
+
+    /// Tells whether what lies between two states may be in the stage of a layer.
+    fn may_stand(&self, layer: usize, start: usize, end: usize) -> bool {
+        let stage = self.layers.count - layer;
+        self.pinned.as_ref().is_none_or(|pinned| pinned.allows(stage, start, end))
     }
 
     fn at(&self, layer: usize, state: usize) -> usize {
@@ -409,7 +423,7 @@ impl<'a> Program<'a> {
                 continue;
             }
             let after = self.best[self.at(rest, end)];
-            if after >= *smallest {
+            if after >= *smallest || !self.may_stand(layer, start, end) {
                 continue;
             }
             let least = after.max(times().least(start, end));

@@ -11,7 +11,7 @@
 
 use std::{cmp::Reverse, rc::Rc};
 
-use schema::{RecomputeUnit, ShardingLevel};
+use schema::{RecomputePolicy, RecomputeUnit, ShardingLevel};
 
 use crate::stage::{
     in_flight::InFlight,
@@ -31,6 +31,7 @@ const NEAR: f64 = 1e-4;
 /// What may become of a block's activations.
 #[derive(Clone, Copy)]
 struct Choices {
+    /// Kept; of a block that is always computed again, that.
     kept: Choice,
     /// Recomputed.
     recomputed: Option<Choice>,
@@ -129,14 +130,29 @@ impl Scorer<'_> {
         let in_flight = self.rules.in_flight.count(place.run.count, behind);
         let (fixed, limit) = (self.fixed(start, end, place.run, in_flight), place.limit);
         let activations = (self.states.activations[end] - self.states.activations[start]) * in_flight as f64;
+        // What is computed again in any case: how much less that holds, and its seconds.
+        let (saved, again) = self.in_any_case((start, end), in_flight, place.speed);
+        let activations = activations - saved;
         // A bound that needs no list of blocks decides most stages.
         if fixed + activations + self.largest_workspace <= limit {
-            return Some((0.0, true));
+            return Some((again, self.always.is_empty()));
         }
         if fixed + self.least_held(start, end, in_flight) > limit * (1.0 + 1e-12) {
             return None;
         }
-        Some((self.least_overhead_for((start, end), in_flight, place, fixed + activations - limit), false))
+        let more = self.least_overhead_for((start, end), in_flight, place, fixed + activations - limit);
+        Some((again + more, false))
+    }
+
+    /// Returns the bytes that blocks which are always computed again hold less, and the seconds that they take once more.
+    fn in_any_case(&self, (start, end): (usize, usize), in_flight: usize, speed: f64) -> (f64, f64) {
+        let is_by_block = self.problem.training.recompute_unit.is_block();
+        let own =
+            self.always.iter().filter(|block| is_by_block && self.states.has_block(start, end, **block));
+        own.fold((0.0, 0.0), |(bytes, seconds), &block| {
+            let held = self.activations(block) - self.inputs[block];
+            (bytes + held * in_flight as f64, seconds + self.problem.blocks[block].forward.0 / speed)
+        })
     }
 
     /// Returns the least bytes of activations that a stage needs, whatever it recomputes.
@@ -209,6 +225,9 @@ impl Scorer<'_> {
 
     /// Tells whether the whole model fits every device with as many micro-batches as are ever in flight: memory decides nothing.
     pub(crate) fn is_roomy(&self) -> bool {
+        if !self.always.is_empty() {
+            return false;
+        }
         let n_devices = self.problem.machine.devices.len();
         let last = self.states.len() - 1;
         let most = |bytes: &[f64]| bytes.iter().copied().fold(0.0, f64::max);
@@ -287,10 +306,15 @@ impl Scorer<'_> {
         let workspace =
             blocks.iter().map(|&block| self.problem.blocks[block].workspace.0).max().unwrap_or(0) as f64;
         let all = blocks.iter().map(|&block| self.problem.blocks[block].activations.0 as f64).sum::<f64>();
-        if fixed + workspace + all * in_flight_factor <= limit {
+        let policy = |block: &usize| self.problem.blocks[*block].recompute;
+        let has = |own: RecomputePolicy| blocks.iter().any(|block| policy(block) == Some(own));
+        if fixed + workspace + all * in_flight_factor <= limit && !has(RecomputePolicy::Always) {
             return Some(MemoryPlan::nothing(fixed + workspace + all * in_flight_factor));
         }
         if !self.problem.training.recompute_unit.is_block() {
+            if has(RecomputePolicy::Never) {
+                return None;
+            }
             // The bound forgives what is there once more.
             let once_more: f64 = blocks.iter().map(|&block| self.once_more(block)).sum();
             let once_more = if self.is_bound { 0.0 } else { once_more };
@@ -318,6 +342,10 @@ impl Scorer<'_> {
         if self.problem.training.recompute && !self.is_bound {
             let is_less = |block: &&usize| self.inputs[**block] < self.activations(**block);
             sizes.extend(blocks.iter().filter(is_less).map(|&block| self.once_more(block)));
+            let always = blocks.iter().filter(|&&block| self.is_always(block));
+            let least = always.map(|&block| self.once_more(block)).fold(0.0, f64::max);
+            sizes.push(least);
+            sizes.retain(|size| *size >= least);
             sizes.sort_by(f64::total_cmp);
             sizes.dedup();
         }
@@ -327,6 +355,10 @@ impl Scorer<'_> {
     /// Bytes of a block that are there once more while its backward pass runs: all but what has stayed.
     fn once_more(&self, block: usize) -> f64 {
         self.activations(block) - self.problem.blocks[block].kept.0 as f64
+    }
+
+    fn is_always(&self, block: usize) -> bool {
+        self.problem.blocks[block].recompute == Some(RecomputePolicy::Always)
     }
 
     fn activations(&self, block: usize) -> f64 {
@@ -341,15 +373,20 @@ impl Scorer<'_> {
         let is_whole = !self.problem.blocks[index].is_operator;
         let is_by_block = training.recompute_unit.is_block();
         let inputs = if is_by_block { self.inputs[index] } else { self.stays[index] };
-        let is_recomputed = training.recompute && (is_whole || !is_by_block) && inputs < activations;
+        let policy = self.problem.blocks[index].recompute;
+        let again =
+            Choice { time: self.problem.blocks[index].forward.0 / speed, memory: inputs * in_flight_factor };
+        if is_by_block && policy == Some(RecomputePolicy::Always) {
+            return Choices { kept: again, recomputed: None, offloaded: None };
+        }
+        let is_never = policy == Some(RecomputePolicy::Never);
+        let is_recomputed =
+            training.recompute && !is_never && (is_whole || !is_by_block) && inputs < activations;
         let is_offloaded =
             training.offload && is_by_block && is_whole && activations > 0.0 && held < in_flight_factor;
         Choices {
             kept: Choice { time: 0.0, memory: activations * in_flight_factor },
-            recomputed: is_recomputed.then(|| Choice {
-                time: self.problem.blocks[index].forward.0 / speed,
-                memory: inputs * in_flight_factor,
-            }),
+            recomputed: is_recomputed.then_some(again),
             offloaded: is_offloaded
                 .then(|| Choice { time: 2.0 * activations / host, memory: activations * held }),
         }
@@ -477,6 +514,7 @@ impl Search<'_> {
             let is_recomputed =
                 choices.recomputed.is_some() && (scorer.is_bound || scorer.once_more(block) <= largest);
             match choice {
+                0 if scorer.is_always(block) => recompute.push(block),
                 0 => {}
                 1 if is_recomputed => recompute.push(block),
                 _ => offload.push(block),

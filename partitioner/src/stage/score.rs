@@ -12,7 +12,7 @@ use std::{
     rc::Rc,
 };
 
-use schema::RecomputeUnit;
+use schema::{RecomputePolicy, RecomputeUnit};
 
 use crate::{
     Problem,
@@ -115,6 +115,8 @@ pub(crate) struct Scorer<'a> {
     pub(crate) inputs: Vec<f64>,
     /// Bytes of the model's inputs that each block is the first to take, and what it keeps whatever is computed again.
     pub(crate) stays: Vec<f64>,
+    /// Blocks that are computed again however much memory there is.
+    pub(crate) always: Vec<usize>,
     /// Bytes of the largest workspace of any block.
     pub(crate) largest_workspace: f64,
     /// Blocks, those with most parameters first.
@@ -171,7 +173,10 @@ impl<'a> Scorer<'a> {
             }
         }
         let workspace = problem.blocks.iter().map(|block| block.workspace.0).max();
+        let always = problem.blocks.iter().enumerate();
+        let always = always.filter(|(_, block)| block.recompute == Some(RecomputePolicy::Always));
         Self {
+            always: always.map(|(index, _)| index).collect(),
             problem,
             states,
             rules,

@@ -76,6 +76,9 @@ impl Question<'_> {
             How::Split(_) if self.request.stages.is_some_and(|stages| stages > 1) => {
                 return way.left_out("it splits operators, and stages were asked for".into(), None);
             }
+            How::Split(_) if !self.request.constraints.pin.is_empty() => {
+                return way.left_out("it splits operators, and calls are pinned".into(), None);
+            }
             How::Split(_) if !self.is_size_allowed() => {
                 let own = self.size.samples.unwrap_or_default();
                 return way.left_out(

@@ -108,11 +108,12 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
     // What bounds one strategy's plans says nothing of the others.
     let is_asked = plan.asking.strategy != "auto" && plan.check.is_none();
     let of = if is_asked { format!("{} ", answer.strategy) } else { String::new() };
+    let pinned = with_pins(answer);
     let proof = match (answer.optimal, of.is_empty()) {
-        (true, true) => "proven optimal".to_string(),
-        (true, false) => format!("no {of}plan is faster"),
+        (true, true) => format!("proven optimal{pinned}"),
+        (true, false) => format!("no {of}plan{pinned} is faster"),
         (false, _) => format!(
-            "at most {:.1} % from optimal (no {of}plan is faster than {})",
+            "at most {:.1} % from optimal (no {of}plan{pinned} is faster than {})",
             (answer.gap * 100.0).max(0.1),
             unit.shown(answer.lower_bound_seconds)
         ),
@@ -261,6 +262,11 @@ pub fn rounded(value: f64) -> String {
         text.push(digit);
     }
     text
+}
+
+/// Says that plans keep what is pinned: others may be faster.
+pub fn with_pins(answer: &PlanAnswer) -> String {
+    if answer.pins.is_empty() { String::new() } else { format!(" with {} pinned", answer.pins.join(", ")) }
 }
 
 /// What other numbers of samples in a micro-batch would have given.

@@ -44,7 +44,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 33] = [
+    let arguments: [(&str, bool, &[Kind]); 35] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -59,6 +59,8 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--keep-together", !asking.keep_together.is_empty(), &[Traced]),
         ("--cut-at", !asking.cut_at.is_empty(), &[Traced]),
         ("--layers", !asking.layers.is_empty(), &[Traced]),
+        ("--pin", !asking.pin.is_empty(), &[Traced]),
+        ("--recompute", !asking.recompute.is_empty(), &[Traced]),
         ("--constraints", asking.constraints.is_some(), &[Traced]),
         ("--effort", asking.effort != EffortArgument::default(), planned),
         ("--tf32", asking.rounding.tf32, &[Traced]),
@@ -150,6 +152,8 @@ fn given(plan: &Plan) -> Result<(), Failure> {
         ("--stages", asking.stages.is_some()),
         ("--cut-at", !asking.cut_at.is_empty()),
         ("--layers", !asking.layers.is_empty()),
+        ("--pin", !asking.pin.is_empty()),
+        ("--recompute", !asking.recompute.is_empty()),
         ("--constraints", asking.constraints.is_some()),
         ("--sharding", asking.sharding.is_some()),
         ("--no-recompute", asking.no_recompute),

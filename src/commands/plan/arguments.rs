@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use cost_model::Rounding;
 use partitioner::{Effort, STRATEGIES, Strategy};
-use schema::{Bytes, Cluster, Constraints, ShardingLevel};
+use schema::{Bytes, Cluster, Constraints, PinnedCalls, RecomputePolicy, RecomputedCalls, ShardingLevel};
 
 use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure, nearest::meant, plan_file};
@@ -52,6 +52,14 @@ pub struct PlanArguments {
     /// How many of the blocks that the model repeats each stage has: 7,8,9,8 of 32 decoder layers
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub layers: Vec<u32>,
+    /// Calls that are to be in one stage (embed=0, head=last) or on some devices (decoder.*=node1:*), by path or class; may be
+    /// given several times
+    #[arg(long, value_name = "PATTERN=STAGE|DEVICE", value_parser = PinnedCalls::from_text)]
+    pub pin: Vec<PinnedCalls>,
+    /// Calls that are computed again in the backward pass always, each as one (layers.*=always), or never (LlamaAttention=never),
+    /// by path or class; may be given several times
+    #[arg(long, value_name = "PATTERN=always|never", value_parser = RecomputedCalls::from_text)]
+    pub recompute: Vec<RecomputedCalls>,
     /// Take over the constraints that this plan was made with; flags add to them, or replace its cuts
     #[arg(long, value_name = "PLAN")]
     pub constraints: Option<PathBuf>,
@@ -111,6 +119,11 @@ pub fn matches(pattern: &str, name: &str) -> bool {
         rest = &rest[at + part.len()..];
     }
     rest.ends_with(last)
+}
+
+/// Tells whether a pattern means a call, by its path or its class.
+pub(super) fn is_meant(pattern: &str, block: &graph::Block) -> bool {
+    matches(pattern, &block.path) || *pattern == block.kind || *pattern == block.class
 }
 
 /// Reads a level of sharing.
@@ -210,6 +223,15 @@ impl PlanArguments {
         {
             let new: Vec<String> = own.iter().filter(|one| !known.contains(one)).cloned().collect();
             known.extend(new);
+        }
+        let new: Vec<PinnedCalls> = self.pin.iter().filter(|one| !all.pin.contains(one)).cloned().collect();
+        all.pin.extend(new);
+        let new: Vec<RecomputedCalls> =
+            self.recompute.iter().filter(|one| !all.recompute.contains(one)).cloned().collect();
+        all.recompute.extend(new);
+        let always = all.recompute.iter().find(|own| own.policy == RecomputePolicy::Always);
+        if let Some(always) = always.filter(|_| self.no_recompute) {
+            return Err(Failure::input(format!("--no-recompute, and --recompute {always}")));
         }
         if !(self.cut_at.is_empty() && self.layers.is_empty()) {
             (all.cut_at, all.layers) = (self.cut_at.clone(), self.layers.clone());

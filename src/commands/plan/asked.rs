@@ -9,18 +9,19 @@ use partitioner::{
 };
 use schema::{
     Bytes, Cluster, Constraints, LossAnswer, MemoryPart, MicroBatchSizeTried, ModelReference, PlanAnswer,
-    RunnerUp, StageAnswer, WhatIf,
+    RecomputePolicy, RunnerUp, StageAnswer, WhatIf,
 };
 use sha2::{Digest, Sha256};
 use simulator::Timeline;
 
 use super::{
     answer,
-    constraints::{self, is_meant},
-    costs,
+    arguments::is_meant,
+    constraints, costs,
     groups::Groups,
     inference::{self, Forward},
     loss::LossCost,
+    pins, recomputed,
     request::{CARRIED_OUT, PlanRequest},
     step_size::{Rates, StepSize},
     subject::Subject,
@@ -209,6 +210,20 @@ impl<'a> Question<'a> {
                     problem.begins = self.starts.as_ref().map(|starts| {
                         model.begins(grain, starts).expect("the grain is one at which stages can begin there")
                     });
+                    recomputed::mark(
+                        &mut problem,
+                        &model,
+                        grain,
+                        &workspace.graph,
+                        &self.request.constraints.recompute,
+                    );
+                    problem.pins = pins::pins(
+                        &model,
+                        grain,
+                        &workspace.graph,
+                        &self.request.constraints.pin,
+                        &self.request.cluster,
+                    );
                     problem
                 };
                 let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
@@ -333,6 +348,7 @@ impl Asked {
         answer.inference = self.forward.as_ref().map(|forward| {
             forward.answer(problem, solution, self.size.as_ref().and_then(|size| size.samples))
         });
+        answer.pins = self.constraints.pin.iter().map(ToString::to_string).collect();
         if let Some(size) = &self.size {
             answer.samples = size.samples.map(|samples| samples * u64::from(solution.micro_batches));
             let rates = self.rates(solution.seconds_each(), &file.plan);
@@ -451,7 +467,13 @@ fn sliceable<'a>(workspace: &'a Workspace, times: &costs::Times, request: &PlanR
     let whole = |block: &graph::Block| {
         request.constraints.keep_together.iter().any(|pattern| is_meant(pattern, block))
     };
-    Sliceable::new(&workspace.graph, &times.seconds).keeping(whole)
+    let pinned = |block: &graph::Block| request.constraints.pin.iter().any(|pin| is_meant(&pin.calls, block));
+    let with =
+        |policy| move |block: &graph::Block| recomputed::is(&request.constraints.recompute, policy, block);
+    let model = Sliceable::new(&workspace.graph, &times.seconds).keeping(whole);
+    // What is always computed again is a block, what never is is no part of a larger one.
+    let model = model.keeping(with(RecomputePolicy::Always)).opening(with(RecomputePolicy::Always));
+    model.opening(with(RecomputePolicy::Never)).opening(pinned)
 }
 
 /// Refuses patterns of calls that there are not.
@@ -467,7 +489,24 @@ fn check_patterns(workspace: &Workspace, request: &PlanRequest) -> Result<(), Fa
             .with_hint("`model-analyze inspect` lists calls and their classes"));
         }
     }
-    Ok(())
+    for pin in &request.constraints.pin {
+        pins::check(pin, workspace, &request.cluster)?;
+    }
+    pins::check_together(&request.constraints.pin, &workspace.graph)?;
+    recomputed::check(&request.constraints.recompute, workspace)?;
+    match &request.constraints.recompute[..] {
+        [own, ..] if request.inference.is_some() => {
+            return Err(Failure::input(format!("--recompute {own}: a forward pass alone keeps nothing")));
+        }
+        _ => {}
+    }
+    match &request.constraints.pin[..] {
+        [pin, ..] if request.inference.is_some() => {
+            Err(Failure::input(format!("--pin {pin}: stages of a forward pass alone take no pins"))
+                .with_hint("--cut-at says where they begin, --leave-out which devices have none"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Counts the loss on the first device.

@@ -3,9 +3,14 @@
 use graph::{BlockId, Item, Level, ModelGraph};
 use indexmap::IndexMap;
 use partitioner::Sliceable;
-use schema::{Constraints, Plan};
+use schema::{Constraints, Plan, RecomputePolicy};
 
-use super::{PlanRequest, arguments::matches, sizes::Sizes};
+use super::{
+    PlanRequest,
+    arguments::{is_meant, matches},
+    pins, recomputed,
+    sizes::Sizes,
+};
 use crate::{failure::Failure, nearest::meant};
 
 /// Returns the first operator of each stage but the first, where cuts are given.
@@ -109,6 +114,20 @@ pub(super) fn no_border(request: &PlanRequest, graph: &ModelGraph, start: u32) -
         let is_kept = request.constraints.keep_together.iter().any(|pattern| is_meant(pattern, block));
         is_kept && block.operators.contains(&start) && block.operators.start < start
     });
+    let is_again = |block: &&graph::Block| {
+        let own = &block.operators;
+        own.contains(&start) && own.start < start
+    };
+    for own in request.constraints.recompute.iter().filter(|own| own.policy == RecomputePolicy::Always) {
+        let mut calls = graph.blocks.iter().filter(|block| is_meant(&own.calls, block));
+        if let Some(call) = calls.find(is_again) {
+            return Failure::input(format!(
+                "a stage is to begin inside `{}`, which --recompute {own} computes again as one",
+                call.path
+            ))
+            .with_hint(format!("--cut-at {} cuts before it", call.path));
+        }
+    }
     let operator = &graph.operators[start as usize];
     let inside = &graph.block(operator.block).path;
     match kept {
@@ -150,6 +169,8 @@ pub(super) fn check(
             return wrong(format!("a stage stands on {device}, which `leave_out: {pattern}` leaves out"));
         }
     }
+    pins::kept(model, graph, plan)?;
+    recomputed::kept(model, graph, plan)?;
     let begins = plan.stages.iter().skip(1).map(|stage| {
         stage.blocks.iter().filter_map(|block| model.first_operator(block)).min().unwrap_or_default()
     });
@@ -192,11 +213,6 @@ pub(super) fn check(
             ))
         }
     }
-}
-
-/// Tells whether a pattern means a call, by its path or its class.
-pub(super) fn is_meant(pattern: &str, block: &graph::Block) -> bool {
-    matches(pattern, &block.path) || *pattern == block.kind || *pattern == block.class
 }
 
 #[cfg(test)]

@@ -8,11 +8,12 @@ use super::{
     asked::Asked,
     groups::Groups,
     no_plan::Unplanned,
+    pins,
     request::{Degree, PlanRequest},
     subject::Subject,
 };
 use crate::{
-    failure,
+    failure::{self, Failure},
     sharing::{self, Way},
     workspace::Workspace,
 };
@@ -27,6 +28,10 @@ pub(super) fn planned_by(
     degree: u32,
     way: Way<'_>,
 ) -> Result<(Asked, Planned), Unplanned> {
+    if let Some(pin) = pins::to_devices(&request.constraints.pin) {
+        let message = format!("--pin {pin}: devices that share layers have them all, and none of its own");
+        return Err(Failure::input(message).with_hint("pin to a stage instead").into());
+    }
     let (groups, cluster) = Groups::of(whole, request, degree, way)?;
     // Replicas of what is shared keep all of it.
     let sharding = request.sharding.or(Some(ShardingLevel::None));

@@ -116,6 +116,8 @@ fn refuse(plan: &Plan, method: Method) -> Result<(), Failure> {
         ("--keep-together", !asking.keep_together.is_empty()),
         ("--cut-at", !asking.cut_at.is_empty()),
         ("--layers", !asking.layers.is_empty()),
+        ("--pin", !asking.pin.is_empty()),
+        ("--recompute", !asking.recompute.is_empty()),
         ("--constraints", asking.constraints.is_some()),
         ("--sharding", asking.sharding.is_some()),
         ("--loss", asking.loss.is_some()),

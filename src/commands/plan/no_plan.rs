@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use partitioner::{MicroBatches, PlanError, Problem, ProblemError, Strategy, Training};
 use schema::{Bytes, ShardingLevel};
 
-use super::PlanRequest;
+use super::{PlanRequest, fits::fits, pins};
 use crate::failure::Failure;
 
 /// Why there is no plan.
@@ -110,7 +110,8 @@ fn no_plan(request: &PlanRequest, model: &Path, problem: &Problem, error: PlanEr
         (
             PlanError::TooManyStages { .. }
             | PlanError::TooManyWorking { .. }
-            | PlanError::TooFewDevices { .. },
+            | PlanError::TooFewDevices { .. }
+            | PlanError::Pinned { .. },
             _,
         ) => changes(request, problem, error).in_file(model),
         (PlanError::Problem(_), Some(cluster)) => changes(request, problem, error).in_file(cluster),
@@ -136,6 +137,10 @@ fn changes(request: &PlanRequest, problem: &Problem, error: PlanError) -> Failur
         }
         PlanError::TooFewDevices { .. } => Failure::input(error)
             .with_hint("a stage has devices of its own; --strategy interleaved makes several parts of each"),
+        PlanError::Pinned { .. } => match pins::nearest(problem, request.alternatives) {
+            Some(near) => Failure::input(error).with_hint(near),
+            None => Failure::input(error),
+        },
         PlanError::Schedule { .. } | PlanError::Problem(_) => Failure::input(error),
     }
 }
@@ -170,16 +175,7 @@ fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
     if problem.blocks.len() * n_devices > SMALL {
         return Vec::new();
     }
-    let fits = |problem: &Problem| {
-        let serves = |strategy: &Strategy| match asked {
-            Some(asked) => *strategy == asked,
-            None => strategy.is_candidate(),
-        };
-        partitioner::STRATEGIES
-            .into_iter()
-            .filter(serves)
-            .any(|strategy| partitioner::fits(problem, strategy))
-    };
+    let fits = |problem: &Problem| fits(problem, asked);
     let mut changes = Vec::new();
     let with_devices = |count: usize| Problem { machine: problem.machine.grown(count), ..problem.clone() };
     if !problem.machine.levels.is_empty() {

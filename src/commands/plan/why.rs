@@ -191,6 +191,7 @@ fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Op
     let fits = (known.is_none() || problem.training.stages.is_some()) && {
         let mut free = problem.clone();
         (free.training.stages, free.begins) = (None, None);
+        free.pins.clear();
         partitioner::fits(&free, Strategy::OneDevice)
     };
     Some(if fits {

@@ -230,11 +230,12 @@ fn figures(found: &Found) -> String {
     text.push_str(&times(found));
     let answer = &found.answer;
     text.push_str(&if answer.optimal {
-        "optimal     proven, by the planner's objective\n".to_string()
+        format!("optimal     proven, by the planner's objective{}\n", plan::with_pins(answer))
     } else {
         format!(
-            "optimal     at most {:.1} % away: no plan is faster than {}\n",
+            "optimal     at most {:.1} % away: no plan{} is faster than {}\n",
             (100.0 * answer.gap).max(0.1),
+            plan::with_pins(answer),
             Seconds(answer.lower_bound_seconds)
         )
     });

@@ -1,0 +1,96 @@
+//! Calls that are computed again always or never: `--recompute`, and `recompute` of a plan's constraints.
+
+use std::ops::Range;
+
+use graph::ModelGraph;
+use partitioner::{Grain, Problem, Sliceable};
+use schema::{Plan, RecomputePolicy, RecomputedCalls};
+
+use super::{arguments::is_meant, operators_of::operators_of};
+use crate::{failure::Failure, nearest::meant, workspace::Workspace};
+
+/// Tells whether a call is one of those with a policy.
+pub(super) fn is(all: &[RecomputedCalls], policy: RecomputePolicy, block: &graph::Block) -> bool {
+    all.iter().any(|own| own.policy == policy && is_meant(&own.calls, block))
+}
+
+/// Says of the blocks of a grain which are computed again always, and which never.
+pub(super) fn mark(
+    problem: &mut Problem,
+    model: &Sliceable<'_>,
+    grain: &Grain,
+    graph: &ModelGraph,
+    all: &[RecomputedCalls],
+) {
+    for own in all {
+        for block in model.blocks_of(grain, &operators(own, graph)) {
+            problem.blocks[block].recompute = Some(own.policy);
+        }
+    }
+}
+
+/// Refuses calls that there are not, and those of both policies.
+pub(super) fn check(all: &[RecomputedCalls], workspace: &Workspace) -> Result<(), Failure> {
+    let graph = &workspace.graph;
+    for own in all {
+        if operators(own, graph).iter().all(Range::is_empty) {
+            let names = graph.blocks.iter().flat_map(|block| [block.path.as_str(), block.kind.as_str()]);
+            let meant = meant(&own.calls, names, 3);
+            return Err(Failure::input(format!(
+                "--recompute {own}: no call and no class is `{}`{meant}",
+                own.calls
+            ))
+            .with_hint("`model-analyze inspect` lists calls and their classes"));
+        }
+    }
+    let with = |policy| all.iter().filter(move |own| own.policy == policy);
+    for always in with(RecomputePolicy::Always) {
+        for never in with(RecomputePolicy::Never) {
+            let never_operators = operators(never, graph);
+            let is_both = |own: Range<u32>| {
+                never_operators.iter().any(|other| own.start < other.end && other.start < own.end)
+            };
+            if operators(always, graph).into_iter().any(is_both) {
+                return Err(Failure::input(format!(
+                    "--recompute {always} and --recompute {never} are about the same calls"
+                ))
+                .with_hint(
+                    "what is always computed again is computed again as one, with all that it calls",
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Holds what a plan computes again against its policies.
+pub(super) fn kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Result<(), Failure> {
+    let all = plan.constraints.iter().flat_map(|constraints| &constraints.recompute);
+    let again = plan.stages.iter().flat_map(|stage| &stage.recompute);
+    let mut is_again = vec![false; graph.operators.len()];
+    for operator in again.flat_map(|name| operators_of(name, model, graph)) {
+        is_again[operator as usize] = true;
+    }
+    for own in all {
+        let wanted = own.policy == RecomputePolicy::Always;
+        let is_kept = |operator: u32| {
+            let works = model.working_before(operator + 1) > model.working_before(operator);
+            !works || is_again[operator as usize] == wanted
+        };
+        if let Some(operator) =
+            operators(own, graph).into_iter().flatten().find(|operator| !is_kept(*operator))
+        {
+            let call = &graph.block(graph.operators[operator as usize].block).path;
+            let what = if wanted { "is not computed again" } else { "is computed again" };
+            return Err(Failure::input(format!("`{call}` {what}, which `recompute: {own}` does not allow"))
+                .with_hint("change the stages, or what `constraints` of the plan says"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the operators of calls.
+fn operators(own: &RecomputedCalls, graph: &ModelGraph) -> Vec<Range<u32>> {
+    let calls = graph.blocks.iter().filter(|block| is_meant(&own.calls, block));
+    calls.map(|block| block.operators.clone()).collect()
+}
