@@ -9,7 +9,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
     ops::Range,
 };
 
@@ -22,7 +21,7 @@ use crate::{
         min_cut::{Closures, NarrowCut, Window},
     },
     dag::cut_states::States,
-    stage::in_flight::InFlight,
+    stage::{in_flight::InFlight, memo::Memo},
 };
 
 /// The most windows of cuts that are all known, and those of equal work to begin with where they are not.
@@ -51,8 +50,8 @@ pub(crate) struct CrossingBound {
     left: Cell<usize>,
     /// The most branches for one question: blocks, and thousands of pairs of them, that each looks at.
     each: usize,
-    /// What no step of a question beats, and whether nothing more is to be found.
-    known: RefCell<HashMap<Key, (f64, bool)>>,
+    /// Lower bounds of questions, and whether nothing more is to be found: two numbers for each grid of a model's searches.
+    bounds: Memo<Key, (f64, bool)>,
 }
 
 /// What is known of cuts.
@@ -139,7 +138,7 @@ impl CrossingBound {
             cuts,
             left: Cell::new(left),
             each: problem.training.limits.bounded_stages_each,
-            known: RefCell::default(),
+            bounds: Memo::default(),
         }
     }
 
@@ -152,15 +151,11 @@ impl CrossingBound {
             *question;
         let numbers = [speed, rate, limit, copies, floor].map(f64::to_bits);
         let key = (numbers, [ranks, chunks, micro_batches], schedule, question.shares_ports);
-        let known = self.known.borrow().get(&key).copied();
-        match known {
-            Some((least, is_all)) if is_all || least >= enough => least,
-            _ => {
-                let (least, is_all) = self.look(question, known.map_or(floor, |known| known.0), enough);
-                self.known.borrow_mut().insert(key, (least, is_all));
-                least
-            }
-        }
+        let is_enough = |&(least, is_all): &(f64, bool)| is_all || least >= enough;
+        let look = |before: Option<(f64, bool)>| {
+            self.look(question, before.map_or(floor, |(least, _)| least), enough)
+        };
+        self.bounds.get_if(key, is_enough, look).0
     }
 
     /// Returns topological orders that pass through low-traffic cuts, each with the stage boundaries if enough were found, for use as

@@ -3,8 +3,6 @@
 //! The largest of: the order of its passes over all cuts (`work`), the work of its devices together, one micro-batch all the way,
 //! the sums of its gradients, and what must cross its cuts (`crossing`). `docs/bounds.md` derives each.
 
-use std::{cell::RefCell, collections::HashMap};
-
 use simulator::order::Schedule;
 
 use crate::{
@@ -17,7 +15,7 @@ use crate::{
     grid::shape::Grid,
     plan_file::simulate::is_simulated,
     problem::Problem,
-    stage::in_flight::in_flight_of,
+    stage::{in_flight::in_flight_of, memo::Memo},
     strategy::Strategy,
 };
 
@@ -39,8 +37,8 @@ pub(crate) struct GridBounds<'a> {
     cut_space: &'a CutSpace,
     /// Whether what must cross cuts is asked for: where cuts follow no rule.
     is_open: bool,
-    /// What is bounded by work already, by schedule, ranks, chunks, replicas and micro-batches.
-    by_work: RefCell<HashMap<(Schedule, [usize; 4]), f64>>,
+    /// Bounds by work, by schedule, ranks, chunks, replicas and micro-batches: a number for each grid of a search.
+    by_work: Memo<(Schedule, [usize; 4]), f64>,
 }
 
 impl<'a> GridBounds<'a> {
@@ -66,7 +64,7 @@ impl<'a> GridBounds<'a> {
         let is_open = !strategy.is_rule() && problem.begins.is_none();
         let there_and_back = total - weights / fastest;
         let forward = problem.blocks.iter().map(|block| block.forward.0).sum::<f64>() / fastest;
-        let by_work = RefCell::default();
+        let by_work = Memo::default();
         Self { problem, known, widest, total, there_and_back, forward, power, cut_space, is_open, by_work }
     }
 
@@ -90,12 +88,7 @@ impl<'a> GridBounds<'a> {
     pub(crate) fn by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
         let Grid { schedule, ranks, chunks, replicas, .. } = grid;
         let key = (schedule, [ranks, chunks, replicas, micro_batches]);
-        let known = self.by_work.borrow().get(&key).copied();
-        known.unwrap_or_else(|| {
-            let floor = self.find_by_work(grid, micro_batches);
-            self.by_work.borrow_mut().insert(key, floor);
-            floor
-        })
+        self.by_work.get(key, || self.find_by_work(grid, micro_batches))
     }
 
     fn find_by_work(&self, grid: Grid, micro_batches: usize) -> f64 {

@@ -12,10 +12,7 @@ use crate::{
     Solution,
     grid::{shape::Grid, stage_times::stage_times, step_time::StageTimes},
     solution::SolutionStage,
-    stage::{
-        run::{Cut, Run},
-        score::Scorer,
-    },
+    stage::{costs::StageCosts, scorer::Scorer},
 };
 
 /// The most states that cuts are made of.
@@ -32,7 +29,8 @@ pub(crate) struct AllCuts<'a> {
     pub(crate) grid: Grid,
     /// Micro-batches of one replica.
     pub(crate) each: usize,
-    pub(crate) places: &'a [(Run, usize)],
+    /// Costs on the devices of each stage.
+    costs: &'a [StageCosts<'a>],
     /// Makes a plan of stages and has it simulated.
     pub(crate) finish: &'a dyn Fn(Vec<Timed>) -> Option<Solution>,
     /// The best plan so far.
@@ -78,19 +76,19 @@ impl<'a> AllCuts<'a> {
         scorer: &'a Scorer<'a>,
         grid: Grid,
         each: usize,
-        places: &'a [(Run, usize)],
+        costs: &'a [StageCosts<'a>],
         finish: &'a dyn Fn(Vec<Timed>) -> Option<Solution>,
     ) -> Self {
         Self {
             scorer,
             grid,
             each,
-            places,
+            costs,
             finish,
             best: None,
             bound: f64::INFINITY,
             left: 0,
-            wires: places.iter().map(|(run, _)| wire_before(scorer, *run)).collect(),
+            wires: costs.iter().map(|costs| wire_before(costs)).collect(),
             rest: Vec::new(),
             n_beginnings: 0,
             n_scored: 0,
@@ -99,7 +97,7 @@ impl<'a> AllCuts<'a> {
 
     /// Looks for a better plan than `best` and `bound`; tells whether all cuts were looked at.
     pub(crate) fn search(&mut self) -> bool {
-        if self.scorer.states.len() > STATES && self.places.len() > 1 {
+        if self.scorer.states.len() > STATES && self.costs.len() > 1 {
             return false;
         }
         self.look_ahead();
@@ -122,7 +120,7 @@ impl<'a> AllCuts<'a> {
             return false;
         }
         let index = stages.len();
-        if index == self.places.len() {
+        if index == self.costs.len() {
             if self.left == 0 {
                 return false;
             }
@@ -135,7 +133,8 @@ impl<'a> AllCuts<'a> {
             return true;
         }
         let states = self.scorer.states;
-        let (run, behind) = self.places[index];
+        let all_costs = self.costs;
+        let costs = &all_costs[index];
         for (floor, end) in self.ends(stages, start, before) {
             if floor >= self.limit() {
                 break;
@@ -144,10 +143,9 @@ impl<'a> AllCuts<'a> {
             if self.n_scored > self.scorer.problem.training.limits.scored_blocks {
                 return false;
             }
-            let cut = Cut { start, end, run, behind };
-            let Some(score) = self.scorer.score(start, end, run, behind) else { continue };
-            let stage = SolutionStage { blocks: states.blocks(start, end), run, score };
-            let times = stage_times(self.scorer, &cut, &stage);
+            let Some(score) = costs.score(start, end) else { continue };
+            let stage = SolutionStage { blocks: states.blocks(start, end), run: costs.place.run, score };
+            let times = stage_times(costs, start, end, &stage);
             let compute = times.forward + times.input_gradient + times.weight_gradient;
             let own = Own { forward: times.forward, compute };
             let next = self.beginning(stages, before, start, end, own);
@@ -169,12 +167,12 @@ impl<'a> AllCuts<'a> {
         let states = self.scorer.states;
         let last = states.len() - 1;
         let index = stages.len();
-        let place = self.scorer.place(self.places[index].0);
+        let speed = self.costs[index].place.speed;
         let limit = self.limit();
         let mut ends = Vec::new();
-        for end in if index + 1 == self.places.len() { last..last + 1 } else { start + 1..last } {
+        for end in if index + 1 == self.costs.len() { last..last + 1 } else { start + 1..last } {
             let work = states.work[end] - states.work[start];
-            let compute = work / place.speed;
+            let compute = work / speed;
             // States stand in the order of their work: no later one needs less.
             if self.each as f64 * compute >= limit {
                 break;
@@ -247,7 +245,7 @@ impl<'a> AllCuts<'a> {
         let states = self.scorer.states;
         let n_states = states.len();
         let last = n_states - 1;
-        let n_stages = self.places.len();
+        let n_stages = self.costs.len();
         self.rest = vec![Vec::new(); n_stages + 1];
         if self.grid.chunks > 1 {
             return;
@@ -256,9 +254,8 @@ impl<'a> AllCuts<'a> {
         let mut rest = vec![f64::INFINITY; n_states];
         rest[last] = 0.0;
         for index in (0..n_stages).rev() {
-            let (run, _) = self.places[index];
-            let place = self.scorer.place(run);
-            let known = self.scorer.time_table(&place, None);
+            let costs = &self.costs[index];
+            let place = &costs.place;
             let mut own = vec![f64::INFINITY; n_states];
             for start in if index == 0 { 0..1 } else { 1..last } {
                 let (there, back) = self.border(index, start);
@@ -270,18 +267,14 @@ impl<'a> AllCuts<'a> {
                     if rest >= own[start] || work <= 0.0 {
                         continue;
                     }
-                    let least = match &known {
-                        Some(known) => known.least(self.scorer, start, end),
-                        None if states.is_before(start, end) => self.scorer.least(start, end, &place),
-                        None => f64::INFINITY,
-                    };
+                    let least = costs.least(start, end);
                     if least == f64::INFINITY {
                         continue;
                     }
                     let time = match self.is_layer() {
                         true => there + work / place.speed + back + rest,
                         // Ports carry what all replicas of a stage send.
-                        false => (least * run.count as f64).max(rest),
+                        false => (least * place.run.count as f64).max(rest),
                     };
                     own[start] = own[start].min(time);
                 }
@@ -293,8 +286,8 @@ impl<'a> AllCuts<'a> {
 }
 
 /// What joins a stage to the one before, whichever replica has it best; nothing where it is not known.
-fn wire_before(scorer: &Scorer, run: Run) -> Wire {
-    let machine = &scorer.problem.machine;
+fn wire_before(costs: &StageCosts) -> Wire {
+    let (machine, run) = (&costs.scorer.problem.machine, costs.place.run);
     let levels = run.devices().map(|device| machine.level(device.checked_sub(run.step())?, device));
     // A replica that nothing joins waits for nothing.
     let least = levels.map(|level| {

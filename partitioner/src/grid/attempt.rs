@@ -35,11 +35,13 @@ use crate::{
     plan_file::simulate::{is_simulated, settle_step},
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
+        costs::StageCosts,
         in_flight::in_flight_of,
         lines::Lines,
         place::Neighbours,
         run::{Cut, Run},
-        score::{Rules, Scorer},
+        score::Rules,
+        scorer::Scorer,
     },
     strategy::{deepspeed::least_bound, row::Search, torchgpipe::torchgpipe},
 };
@@ -107,7 +109,7 @@ impl<'a> Attempt<'a> {
         let mut scorer = Scorer::new(&self.problem, states, self.rules);
         scorer.memory_plans = Rc::clone(&self.solver.memory_plans);
         if self.grid.chunks == 1 {
-            scorer.places = Rc::clone(&self.solver.places);
+            scorer.runs = Rc::clone(&self.solver.runs);
         }
         let is_open = *goal != Goal::Any;
         let mut lower_bound =
@@ -279,7 +281,7 @@ impl<'a> Attempt<'a> {
         bound.is_bound = true;
         bound.memory_plans = Rc::clone(&scorer.memory_plans);
         if chunks == 1 {
-            bound.places = Rc::clone(&self.solver.ideal_places);
+            bound.runs = Rc::clone(&self.solver.ideal_runs);
         }
         self.best_pipeline(&bound, sharing, 0.0, self.below).map_or(self.below, |best| best.0)
     }
@@ -389,7 +391,9 @@ impl<'a> Attempt<'a> {
             let time = step_time(&self.order, &times, problem.machine.overlaps)?;
             self.finish(stages, time, lower_bound).filter(|found| found.1).map(|found| found.0)
         };
-        let mut cuts = AllCuts::new(scorer, *grid, self.each, &self.places, &simulate);
+        let on = |&(run, behind): &(Run, usize)| scorer.on(run, behind).with_tables(false);
+        let costs: Vec<StageCosts> = self.places.iter().map(on).collect();
+        let mut cuts = AllCuts::new(scorer, *grid, self.each, &costs, &simulate);
         (cuts.best, cuts.bound) = (best, self.limit());
         let n_ops: usize = self.order.ranks.iter().map(Vec::len).sum();
         // What is offloaded, and which chunk of a device takes how much of its memory, is chosen by formulas.
@@ -451,7 +455,7 @@ fn add_lines(
             let fits = |borders: &Vec<usize>| {
                 let mut stages = borders.windows(2).zip(places);
                 stages.all(|(pair, &(run, behind))| {
-                    work[pair[0]] < work[pair[1]] && scorer.score(pair[0], pair[1], run, behind).is_some()
+                    work[pair[0]] < work[pair[1]] && scorer.on(run, behind).score(pair[0], pair[1]).is_some()
                 })
             };
             match borders.filter(fits) {

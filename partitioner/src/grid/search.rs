@@ -101,8 +101,8 @@ pub(crate) fn synchronous(
         spent: Cell::new(0),
         memory_plans: Rc::default(),
         lines: Lines::default(),
-        places: Rc::default(),
-        ideal_places: Rc::default(),
+        runs: Rc::default(),
+        ideal_runs: Rc::default(),
         is_uniform: problem.machine.is_uniform(),
         ideal: OnceCell::new(),
     };

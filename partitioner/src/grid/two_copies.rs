@@ -15,12 +15,7 @@ use crate::{
     grid::{shape::counts, stage_times::shared_out},
     plan_file::simulate::{is_simulated, settle_step},
     solution::{MadeBy, Objective, Solution, SolutionStage},
-    stage::{
-        in_flight::in_flight_of,
-        place::Neighbours,
-        run::{Cut, Run},
-        score::{Rules, Scorer},
-    },
+    stage::{in_flight::in_flight_of, place::Neighbours, run::Run, score::Rules, scorer::Scorer},
     strategy::{
         Strategy, deepspeed::deepspeed, even_layers::even_layers, even_parameters::even_parameters,
         torchgpipe::torchgpipe,
@@ -195,9 +190,9 @@ impl<'a> Search<'a> {
         for share in self.shares {
             let stage = |(index, pair): (usize, &[usize])| {
                 let run = Run { first: index, count: 1, stride: 1 };
-                let cut = Cut { start: pair[0], end: pair[1], run, behind: self.ranks - index };
-                let plan = self.scorer.memory_plan_within(&cut, share * limit)?;
-                let score = self.scorer.scored(&cut, plan, limit);
+                let costs = self.scorer.on(run, self.ranks - index);
+                let plan = costs.memory_plan(pair[0], pair[1], share * limit)?;
+                let score = costs.scored(pair[0], pair[1], plan, limit);
                 let blocks = self.scorer.states.blocks(pair[0], pair[1]);
                 (score.compute > 0.0).then_some(SolutionStage { blocks, run, score })
             };

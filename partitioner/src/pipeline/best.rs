@@ -13,14 +13,14 @@ use std::{cell::OnceCell, cmp::Reverse, collections::BinaryHeap};
 use crate::{
     solution::SolutionStage,
     stage::{
+        costs::StageCosts,
         run::{Cut, Run},
-        score::Scorer,
-        time_table::RunTimes,
+        scorer::Scorer,
     },
 };
 
 /// How devices may be given to stages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Sharing {
     /// Any number to each stage.
     Free,
@@ -136,14 +136,14 @@ pub(crate) fn best_with_before(scorer: &mut Scorer) -> Option<(f64, Vec<Cut>)> {
             for start in if before == 0 { 0..1 } else { 1..last } {
                 let own = at(layer, start, before);
                 for size in 1..=layer {
-                    let place = scorer.place(Run { first, count: size, stride: 1 });
+                    let costs = scorer.on(Run { first, count: size, stride: 1 }, layer);
                     for end in start + 1..n_states {
                         let is_empty = states.work[end] <= states.work[start] && total > 0.0;
                         let after = best[at(layer - size, end, size)];
                         if is_empty || after >= best[own] || !states.is_before(start, end) {
                             continue;
                         }
-                        let time = after.max(scorer.seconds_below(start, end, &place, layer, best[own]));
+                        let time = after.max(costs.below(start, end, best[own]));
                         if time < best[own] {
                             best[own] = time;
                             came[own] = (end as u32, size);
@@ -317,37 +317,29 @@ impl<'a> Program<'a> {
     /// Finds the best first stage from each state to the end on the devices of the last layers.
     fn fill_layer(&mut self, layer: usize) {
         let behind = self.layers.behind(layer);
-        let table = match self.layers.sharing {
-            Sharing::Free => None,
-            Sharing::Equal { replicas, .. } => {
-                let in_flight = self.scorer.rules.in_flight.count(replicas, behind);
-                let in_flight = (self.memory == Memory::Counts).then_some(in_flight);
-                self.scorer.time_table(&self.scorer.place(self.layers.run(layer, 1)), in_flight)
-            }
-        };
         let scorer = self.scorer;
-        let times_on = |layers: &Layers, size: usize| RunTimes {
-            scorer,
-            place: scorer.place(layers.run(layer, size)),
-            table: table.clone(),
-            behind,
+        let counts_memory = self.memory == Memory::Counts;
+        let costs_on = |layers: &Layers, size: usize| match layers.sharing {
+            Sharing::Free => scorer.on(layers.run(layer, size), behind),
+            Sharing::Equal { .. } => scorer.on(layers.run(layer, size), behind).with_tables(counts_memory),
         };
         // Looked up for the first stage that is scored: most runs have none.
-        let all_times: Vec<OnceCell<RunTimes>> = self.layers.sizes.iter().map(|_| OnceCell::new()).collect();
+        let all_costs: Vec<OnceCell<StageCosts>> =
+            self.layers.sizes.iter().map(|_| OnceCell::new()).collect();
         for nth in (0..self.borders.len()).rev() {
             let start = self.borders[nth];
             if start == self.last() || self.is_out_of_reach(layer, start) {
                 continue;
             }
             let mut smallest = self.limit * (1.0 + 1e-12);
-            for (index, times) in all_times.iter().enumerate() {
+            for (index, costs) in all_costs.iter().enumerate() {
                 let size = self.layers.sizes[index];
                 if size > layer {
                     break;
                 }
-                let times = || times.get_or_init(|| times_on(&self.layers, size));
+                let costs = || costs.get_or_init(|| costs_on(&self.layers, size));
                 let mut open = std::mem::take(&mut self.open);
-                let chosen = self.best_end((layer, size, nth), &times, &mut smallest, &mut open);
+                let chosen = self.best_end((layer, size, nth), &costs, &mut smallest, &mut open);
                 self.open = open;
                 if let Some(end) = chosen {
                     let at = self.at(layer, start);
@@ -387,7 +379,7 @@ impl<'a> Program<'a> {
     fn best_end<'t>(
         &self,
         (layer, size, nth): (usize, usize, usize),
-        times: &dyn Fn() -> &'t RunTimes<'t>,
+        costs: &dyn Fn() -> &'t StageCosts<'t>,
         smallest: &mut f64,
         open: &mut BinaryHeap<Reverse<(u64, usize)>>,
     ) -> Option<usize> {
@@ -412,9 +404,9 @@ impl<'a> Program<'a> {
             if after >= *smallest {
                 continue;
             }
-            let least = after.max(times().least(start, end));
+            let least = after.max(costs().least(start, end));
             let (time, is_all) = match self.memory {
-                Memory::Counts if least < *smallest => times().at_least(start, end),
+                Memory::Counts if least < *smallest => costs().at_least(start, end),
                 _ => (least, true),
             };
             let time = after.max(time);
@@ -429,7 +421,7 @@ impl<'a> Program<'a> {
             if f64::from_bits(least) > *smallest {
                 break;
             }
-            let time = self.best[self.at(rest, end)].max(times().seconds_within_memory(start, end));
+            let time = self.best[self.at(rest, end)].max(costs().within_memory(start, end));
             if time < *smallest || time == *smallest && chosen.is_some_and(|chosen| end < chosen) {
                 (*smallest, chosen) = (time, Some(end));
             }
@@ -465,7 +457,7 @@ impl<'a> Program<'a> {
 /// Scores cuts.
 pub(crate) fn stages_of(scorer: &Scorer, cuts: &[Cut]) -> Vec<SolutionStage> {
     let stage = |cut: &Cut| {
-        let score = scorer.score(cut.start, cut.end, cut.run, cut.behind)?;
+        let score = scorer.on(cut.run, cut.behind).score(cut.start, cut.end)?;
         Some(SolutionStage { blocks: scorer.states.blocks(cut.start, cut.end), run: cut.run, score })
     };
     cuts.iter().filter_map(stage).collect()

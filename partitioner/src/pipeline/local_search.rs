@@ -8,7 +8,7 @@ use crate::{
     Problem,
     dag::cut_states::States,
     solution::SolutionStage,
-    stage::score::{Rules, Scorer},
+    stage::{score::Rules, scorer::Scorer},
 };
 
 /// Moves blocks between neighbouring stages while that makes the slowest stage faster.
@@ -88,7 +88,7 @@ pub(crate) fn rescore(
     let mut scored = Vec::with_capacity(parts.len());
     for (stage, part) in stages.iter().zip(parts) {
         let end = start + part.len();
-        let score = scorer.score(start, end, stage.run, behind)?;
+        let score = scorer.on(stage.run, behind).score(start, end)?;
         scored.push(SolutionStage { blocks: part.clone(), run: stage.run, score });
         behind -= stage.run.count;
         start = end;

@@ -21,7 +21,7 @@ use crate::{
     stage::{
         collective::{depth, ring, tree},
         run::{Cut, Run},
-        score::Scorer,
+        scorer::Scorer,
     },
 };
 

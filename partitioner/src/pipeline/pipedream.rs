@@ -21,12 +21,7 @@ use crate::{
     },
     plan_file::simulate::settle,
     solution::{MadeBy, Objective, Solution, SolutionStage},
-    stage::{
-        in_flight::InFlight,
-        place::Neighbours,
-        run::Cut,
-        score::{Rules, Scorer},
-    },
+    stage::{in_flight::InFlight, place::Neighbours, run::Cut, score::Rules, scorer::Scorer},
     strategy::Strategy,
 };
 
@@ -165,8 +160,9 @@ fn asynchronous(neighbours: Neighbours) -> Rules {
 fn free_pipeline(scorer: &Scorer, is_chain: bool) -> Option<Vec<Cut>> {
     // Long chains: walk, and keep the answer if it fits into memory.
     let walked = if is_chain && is_long(scorer) && can_walk(scorer) { best_chain(scorer) } else { None };
-    let fits =
-        |cuts: &[Cut]| cuts.iter().all(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_some());
+    let fits = |cuts: &[Cut]| {
+        cuts.iter().all(|cut| scorer.on(cut.run, cut.behind).score(cut.start, cut.end).is_some())
+    };
     match walked {
         Some((_, cuts)) if fits(&cuts) => Some(cuts),
         _ => Some(best_pipeline(scorer, Sharing::Free, f64::INFINITY)?.1),

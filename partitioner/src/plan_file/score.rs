@@ -25,7 +25,8 @@ use crate::{
         in_flight::{InFlight, in_flight_of},
         place::Neighbours,
         run::{Cut, Run},
-        score::{Rules, Scorer},
+        score::Rules,
+        scorer::Scorer,
     },
 };
 
@@ -179,7 +180,12 @@ impl Given<'_> {
             let stage = |(cut, placed): (&Cut, &GivenStage)| SolutionStage {
                 blocks: placed.blocks.clone(),
                 run: cut.run,
-                score: scorer.score_given(cut, (&placed.recompute, placed.unit), &placed.offload),
+                score: scorer.on(cut.run, cut.behind).score_given(
+                    cut.start,
+                    cut.end,
+                    (&placed.recompute, placed.unit),
+                    &placed.offload,
+                ),
             };
             cuts.iter().zip(self.placed).map(stage).collect()
         };
@@ -233,8 +239,10 @@ impl Given<'_> {
         let shape = Shape { ranks, chunks, micro_batches: self.each as u32 };
         let order = make_for_costs(self.schedule, shape, Cost::EQUAL)
             .map_err(|error| self.refused(error.to_string()))?;
-        let times: Vec<StageTimes> =
-            cuts.iter().zip(stages).map(|(cut, stage)| stage_times(scorer, cut, stage)).collect();
+        let times = |(cut, stage): (&Cut, &SolutionStage)| {
+            stage_times(&scorer.on(cut.run, cut.behind), cut.start, cut.end, stage)
+        };
+        let times: Vec<StageTimes> = cuts.iter().zip(stages).map(times).collect();
         step_time(&order, &times, self.problem.machine.overlaps)
             .ok_or_else(|| self.refused("the order deadlocks".into()))
     }
