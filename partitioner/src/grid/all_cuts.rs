@@ -15,8 +15,6 @@ use crate::{
     stage::{costs::StageCosts, scorer::Scorer},
 };
 
-/// The most states that cuts are made of.
-const STATES: usize = 500;
 /// What rounding to whole nanoseconds takes off a transfer at the most.
 const ROUNDING: f64 = 1e-9;
 
@@ -59,7 +57,7 @@ struct Wire {
 #[derive(Clone, Copy, Debug)]
 struct Beginning {
     /// No step is shorter.
-    floor: f64,
+    least_step: f64,
     /// Seconds before and behind each micro-batch of later stages, without the transfers of this border.
     head: f64,
 }
@@ -97,11 +95,12 @@ impl<'a> AllCuts<'a> {
 
     /// Looks for a better plan than `best` and `bound`; tells whether all cuts were looked at.
     pub(crate) fn search(&mut self) -> bool {
-        if self.scorer.states.len() > STATES && self.costs.len() > 1 {
+        let most = self.scorer.problem.training.limits.sizes.all_cuts_states;
+        if self.scorer.states.len() > most && self.costs.len() > 1 {
             return false;
         }
         self.look_ahead();
-        self.go(&mut Vec::new(), 0, Beginning { floor: 0.0, head: 0.0 })
+        self.go(&mut Vec::new(), 0, Beginning { least_step: 0.0, head: 0.0 })
     }
 
     /// Seconds that a plan must take less than.
@@ -135,8 +134,8 @@ impl<'a> AllCuts<'a> {
         let states = self.scorer.states;
         let all_costs = self.costs;
         let costs = &all_costs[index];
-        for (floor, end) in self.ends(stages, start, before) {
-            if floor >= self.limit() {
+        for (least_step, end) in self.ends(stages, start, before) {
+            if least_step >= self.limit() {
                 break;
             }
             self.n_scored += end - start;
@@ -149,7 +148,7 @@ impl<'a> AllCuts<'a> {
             let compute = times.forward + times.input_gradient + times.weight_gradient;
             let own = Own { forward: times.forward, compute };
             let next = self.beginning(stages, before, start, end, own);
-            if next.floor >= self.limit() {
+            if next.least_step >= self.limit() {
                 continue;
             }
             stages.push((stage, times));
@@ -181,9 +180,9 @@ impl<'a> AllCuts<'a> {
                 continue;
             }
             let own = Own { forward: 0.0, compute };
-            let floor = self.beginning(stages, before, start, end, own).floor;
-            if floor < limit {
-                ends.push((floor, end));
+            let least_step = self.beginning(stages, before, start, end, own).least_step;
+            if least_step < limit {
+                ends.push((least_step, end));
             }
         }
         ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
@@ -201,32 +200,41 @@ impl<'a> AllCuts<'a> {
     ) -> Beginning {
         let index = stages.len();
         let each = self.each as f64;
-        let Beginning { floor, head } = before;
+        let Beginning { least_step, head } = before;
         if self.grid.chunks > 1 {
             // A rank computes all of its chunks.
             let earlier = stages.iter().skip(index % self.grid.ranks).step_by(self.grid.ranks);
             let earlier =
                 earlier.map(|(_, times)| times.forward + times.input_gradient + times.weight_gradient);
-            return Beginning { floor: floor.max(each * (own.compute + earlier.sum::<f64>())), head: 0.0 };
+            return Beginning {
+                least_step: least_step.max(each * (own.compute + earlier.sum::<f64>())),
+                head: 0.0,
+            };
         }
         let rest = self.rest[index + 1][end];
         let (there, back) = self.border(index, start);
         match self.grid.schedule {
             Schedule::LayerParallel => {
                 let head = head + each * (there + own.compute + back);
-                Beginning { floor: floor.max(head + each * rest), head }
+                Beginning { least_step: least_step.max(head + each * rest), head }
             }
             Schedule::GPipe | Schedule::OneForwardOneBackward => {
                 let here = head + there + back;
                 let next = here + own.compute;
-                Beginning { floor: floor.max(here + each * own.compute).max(next + each * rest), head: next }
+                Beginning {
+                    least_step: least_step.max(here + each * own.compute).max(next + each * rest),
+                    head: next,
+                }
             }
             Schedule::InterleavedZeroBubble => {
                 let here = head + there;
                 let next = here + own.forward;
-                Beginning { floor: floor.max(here + each * own.compute).max(next + each * rest), head: next }
+                Beginning {
+                    least_step: least_step.max(here + each * own.compute).max(next + each * rest),
+                    head: next,
+                }
             }
-            _ => Beginning { floor: floor.max(each * own.compute.max(rest)), head: 0.0 },
+            _ => Beginning { least_step: least_step.max(each * own.compute.max(rest)), head: 0.0 },
         }
     }
 

@@ -32,7 +32,7 @@ use crate::{
         step_time::{StageTimes, StepTime, step_time},
     },
     pipeline::best::{Sharing, best_pipeline, stages_of},
-    plan_file::simulate::{is_simulated, settle_step},
+    simulate::{is_simulated, settle_step},
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
         costs::StageCosts,
@@ -68,7 +68,7 @@ pub(crate) struct Attempt<'a> {
     places: Places,
     /// Bytes of the devices of each rank.
     memory: Vec<f64>,
-    /// Whether stages were left with less than formulas allow: they throw away enough, perhaps not what is best.
+    /// Whether stages were left with less than formulas allow: they recompute or offload enough, perhaps not what is best.
     has_less: Cell<bool>,
 }
 
@@ -113,7 +113,7 @@ impl<'a> Attempt<'a> {
         }
         let is_open = *goal != Goal::Any;
         let mut lower_bound =
-            if is_open { self.solver.bounds.floor(self.grid, self.each, self.limit()) } else { 0.0 };
+            if is_open { self.solver.bounds.least_step(self.grid, self.each, self.limit()) } else { 0.0 };
         let given = self.given();
         let is_given = given.is_some();
         let climbed = match given {
@@ -188,7 +188,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Finds the pipeline whose slowest stage is fastest, below so many seconds for each micro-batch.
+    /// Finds the pipeline whose slowest stage is fastest, below `below` seconds for each micro-batch.
     fn best_pipeline(
         &self,
         scorer: &Scorer,
@@ -366,7 +366,12 @@ impl<'a> Attempt<'a> {
         if !is_in_order
             || most == f64::INFINITY
             || plan.offloads()
-            || !is_simulated(self.grid.n_stages(), plan.micro_batches as usize, n_devices)
+            || !is_simulated(
+                self.solver.problem,
+                self.grid.n_stages(),
+                plan.micro_batches as usize,
+                n_devices,
+            )
         {
             return false;
         }

@@ -19,14 +19,12 @@ use crate::{
     },
 };
 
-/// The most trades of a chunk that are listed.
-const TRADES: usize = 256;
 /// Blocks of a chunk whose trades may save a single byte each; more blocks trade parts of the device's memory.
 const FEW_BLOCKS: usize = 8;
 /// Such parts of a device's memory.
 const PARTS: f64 = 32.0;
 
-/// Chooses again what the chunks of devices that are too full throw away, and times all stages; `None` where nothing fits.
+/// Chooses what the chunks of overfull devices recompute or offload, and times all stages; `None` if nothing fits.
 ///
 /// In `problem` every stage stands on a device of its own; stage `s` is on device `s mod memory.len()` of those with `memory`.
 pub(crate) fn share_out(
@@ -49,18 +47,18 @@ pub(crate) fn share_out(
             Chunk { costs: scorer.on(run, behind), start, end }
         })
         .collect();
-    let n_ranks = memory.len();
+    let (n_ranks, sizes) = (memory.len(), problem.training.limits.sizes);
     for (rank, &limit) in memory.iter().enumerate() {
         let own = || (rank..chunks.len()).step_by(n_ranks);
         if own().map(|chunk| stages[chunk].score.memory).sum::<f64>() <= limit {
             continue;
         }
         // A chunk that is alone takes what it can get.
-        let most = if chunks.len() == n_ranks { 1 } else { TRADES };
+        let most = if chunks.len() == n_ranks { 1 } else { sizes.chunk_choices };
         let mut trades: Vec<Vec<MemoryPlan>> = own().map(|chunk| chunks[chunk].trades(limit, most)).collect();
         let choice = |plan: &MemoryPlan| Choice { time: plan.seconds, memory: plan.memory };
         let items: Items = trades.iter().map(|trades| trades.iter().map(choice).collect()).collect();
-        let picked = pick(&items, limit, 0.0)?;
+        let picked = pick(&items, limit, 0.0, sizes.knapsack_nodes)?;
         for ((chunk, trades), choice) in own().zip(&mut trades).zip(picked.choices) {
             let Chunk { costs, start, end } = &chunks[chunk];
             stages[chunk].score = costs.scored(*start, *end, trades.swap_remove(choice), limit);

@@ -1,4 +1,4 @@
-//! What is asked of each grid of a strategy, and what is known for all of them.
+//! What the searches of all grids of a strategy share.
 
 use std::{
     cell::{Cell, OnceCell},

@@ -9,7 +9,7 @@ use crate::{
     stage::{costs::StageCosts, run::Run},
 };
 
-/// How so many replicas share out what the training says; nothing where there is one.
+/// Returns what replicas share out: nothing for a single one.
 pub(crate) fn shared_out(problem: &Problem, replicas: usize) -> Execution {
     let training = &problem.training;
     let sharding = Some(training.sharding).filter(|level| *level != ShardingLevel::None && replicas > 1);
@@ -80,10 +80,10 @@ pub(crate) fn passes_alone(problem: &Problem, stage: &SolutionStage) -> StageTim
     let sum = |blocks: &[usize], field: &dyn Fn(&crate::Block) -> f64| {
         blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
     };
-    let again = sum(&stage.score.recompute, &|block| block.forward.0);
+    let recomputed = sum(&stage.score.recompute, &|block| block.forward.0);
     StageTimes {
         forward: sum(&stage.blocks, &|block| block.forward.0),
-        input_gradient: sum(&stage.blocks, &|block| block.input_gradient.0) + again,
+        input_gradient: sum(&stage.blocks, &|block| block.input_gradient.0) + recomputed,
         weight_gradient: sum(&stage.blocks, &|block| block.weight_gradient.0),
         send: (0.0, 0.0),
         send_back: (0.0, 0.0),

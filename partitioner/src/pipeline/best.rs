@@ -6,7 +6,7 @@
 //!
 //! Cost: O(Q²·M²) stages at worst; a bound U leaves only those j between which neither side has more work than its devices
 //! do in U or needs more memory than they have, and at which what crosses can be sent in U. U is guessed from below and grows until
-//! a plan is found, so it is tight: first as if memory were no matter, then from what that takes.
+//! a plan is found, so it is tight: first without a memory limit, then from the time that this takes.
 
 use std::{cell::OnceCell, cmp::Reverse, collections::BinaryHeap};
 
@@ -37,10 +37,10 @@ pub(crate) enum Sharing {
 
 const NONE: u32 = u32::MAX;
 
-/// The most times what is possible without a limit on memory that is guessed.
+/// The largest guess, as a multiple of the time without a memory limit.
 const FAR: f64 = 4.0;
 
-/// Whether memory is looked at.
+/// Whether memory limits stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
     Counts,
@@ -58,7 +58,7 @@ pub(crate) fn best_pipeline(scorer: &Scorer, sharing: Sharing, bound: f64) -> Op
     best_within_memory(scorer, sharing, roomy.0, bound)
 }
 
-/// The same if memory were no matter.
+/// The same without a memory limit.
 pub(crate) fn best_without_limit(scorer: &Scorer, sharing: Sharing, bound: f64) -> Option<(f64, Vec<Cut>)> {
     let machine = &scorer.problem.machine;
     let total = *scorer.states.work.last().expect("states are not empty");
@@ -72,7 +72,7 @@ pub(crate) fn best_without_limit(scorer: &Scorer, sharing: Sharing, bound: f64) 
     grow(scorer, sharing, (total / speed, f64::INFINITY), bound, Memory::Free)
 }
 
-/// The same where it is known what the slowest stage takes at the least: if memory were no matter, or by a lower bound.
+/// The same, given a lower bound of the slowest stage: its time without a memory limit, say.
 pub(crate) fn best_within_memory(
     scorer: &Scorer,
     sharing: Sharing,
@@ -83,35 +83,33 @@ pub(crate) fn best_within_memory(
     grow(scorer, sharing, (least, FAR), bound, Memory::Counts)
 }
 
-/// Asks for more and more times a floor, up to so many, and then without a limit.
+/// Raises the limit from a lower bound until a pipeline is found, up to `far` times the bound, and then drops it.
 fn grow(
     scorer: &Scorer,
     sharing: Sharing,
-    (floor, far): (f64, f64),
+    (least, far): (f64, f64),
     bound: f64,
     memory: Memory,
 ) -> Option<(f64, Vec<Cut>)> {
     let far = far.min(1e6);
-    let mut guess = floor * 1.02;
+    let mut guess = least * 1.02;
     loop {
-        let limit = if guess > floor * far || guess == 0.0 { f64::INFINITY } else { guess.min(bound) };
+        let limit = if guess > least * far || guess == 0.0 { f64::INFINITY } else { guess.min(bound) };
         if let Some(found) = solve(scorer, sharing, limit.min(bound), memory) {
             return Some(found);
         }
         if limit >= bound || limit == f64::INFINITY {
             return None;
         }
-        guess = floor + (guess - floor) * if memory == Memory::Counts { 10.0 } else { 3.0 };
+        guess = least + (guess - least) * if memory == Memory::Counts { 10.0 } else { 3.0 };
     }
 }
-
-/// The most stages that are scored where a stage's memory depends on the one before.
-const SCORED: f64 = 3e6;
 
 /// Tells whether [`best_with_before`] is quick.
 pub(crate) fn has_few_with_before(scorer: &Scorer) -> bool {
     let (n_states, n_devices) = (scorer.states.len() as f64, scorer.problem.machine.devices.len() as f64);
-    n_states.powi(2) * n_devices.powi(3) / 12.0 <= SCORED
+    let most = scorer.problem.training.limits.sizes.chained_stages;
+    n_states.powi(2) * n_devices.powi(3) / 12.0 <= most as f64
 }
 
 /// Finds the pipeline whose slowest stage is fastest, every stage's memory counted for the replicas of the stage before it.
@@ -255,7 +253,7 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Bytes that what lies between two states needs at the least, whatever is thrown away.
+/// Lower bound of the bytes between two states, whatever is recomputed or offloaded.
 pub(crate) fn least_between(scorer: &Scorer, start: usize, end: usize, in_flight: usize) -> f64 {
     let (problem, parameters) = (scorer.problem, &scorer.states.parameters);
     let copies = problem.training.copies(problem.machine.devices.len());
@@ -283,7 +281,7 @@ struct Program<'a> {
     /// Seconds of the slowest stage from a state to the end, and where the first of them ends, with its devices.
     best: Vec<f64>,
     came: Vec<(u32, u32)>,
-    /// Ends of a stage of which only the least time is known; a time above 0 has the order of its bits.
+    /// Ends of a stage with a lower bound of its time: positive floats sort as their bits.
     open: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
@@ -374,7 +372,7 @@ impl<'a> Program<'a> {
         too_large_before || rest > layers.room[layer] * SLACK
     }
 
-    /// Returns where the stage from a border on so many devices of a layer best ends, if that takes less than `smallest`, which becomes
+    /// Returns the best end of the stage that begins at a border, on `size` devices, if that takes less than `smallest`, which becomes
     /// what it takes.
     fn best_end<'t>(
         &self,
@@ -416,7 +414,7 @@ impl<'a> Program<'a> {
                 open.push(Reverse((time.to_bits(), end)));
             }
         }
-        // What a stage throws away is looked for where nothing else can be better, what may be the fastest first.
+        // Knapsacks are solved only for ends that may be the best, the least lower bound first.
         while let Some(Reverse((least, end))) = open.pop() {
             if f64::from_bits(least) > *smallest {
                 break;

@@ -35,7 +35,7 @@ struct Question {
     training: usize,
     sharing: Sharing,
     neighbours: Neighbours,
-    /// How memory counts; `None` where it is no matter.
+    /// How memory counts; `None` without a memory limit.
     memory: Option<Memory>,
 }
 
@@ -110,7 +110,7 @@ impl PipelineCache {
         find: impl FnOnce() -> Option<Pipeline>,
     ) -> Option<Pipeline> {
         // Nothing below one bound says nothing of those above it.
-        let is_enough = |known: &Answer| known.found.is_some() || bound <= known.bound;
+        let is_enough = |before: &Answer| before.found.is_some() || bound <= before.bound;
         let answer = self.answers.get_if(question, is_enough, |_| Answer { bound, found: find() });
         // As far beyond the bound as solvers go for rounding.
         answer.found.filter(|found| found.0 < bound * (1.0 + 1e-12))
@@ -146,7 +146,7 @@ mod tests {
     };
 
     #[test]
-    fn what_is_remembered_is_what_is_found() {
+    fn cached_pipelines_are_those_that_a_search_finds() {
         let mut dice = Dice(47);
         let (mut n_found, mut n_none) = (0, 0);
         for case in 0..cases(200) {
@@ -163,7 +163,7 @@ mod tests {
                 continue;
             }
             let states = States::ideals(&problem, 1000).unwrap();
-            let remembered = PipelineCache::default();
+            let cache = PipelineCache::default();
             let sharing = Sharing::Equal { stages, replicas: 1, replicas_together: true };
             for (index, bound) in bounds.into_iter().enumerate() {
                 let in_flight = match index % 4 {
@@ -176,7 +176,7 @@ mod tests {
                 let scorer = Scorer::new(&problem, &states, rules);
                 // A lower bound changes nothing but where the search begins.
                 let least = if index % 3 == 0 { problem.seconds() / stages as f64 } else { 0.0 };
-                let asked = remembered.best_pipeline(&scorer, sharing, least, bound);
+                let asked = cache.best_pipeline(&scorer, sharing, least, bound);
                 let found = best_pipeline(&Scorer::new(&problem, &states, rules), sharing, bound);
                 assert_eq!(asked, found, "case {case}, {rules:?} below {bound}");
                 n_found += usize::from(found.is_some());

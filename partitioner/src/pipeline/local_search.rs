@@ -46,7 +46,7 @@ pub(crate) fn improve(problem: &Problem, rules: Rules, stages: Vec<SolutionStage
         let mut better: Option<Vec<SolutionStage>> = None;
         for (block, to) in moves {
             n_tries += 1;
-            if n_tries > 2000 || best[slowest].blocks.len() < 2 {
+            if n_tries > problem.training.limits.sizes.moved_blocks || best[slowest].blocks.len() < 2 {
                 return best;
             }
             let mut parts: Vec<Vec<usize>> = best.iter().map(|stage| stage.blocks.clone()).collect();

@@ -19,7 +19,7 @@ use crate::{
         long_chain::{best_chain, can_walk},
         transfers::settle_transfers,
     },
-    plan_file::simulate::settle,
+    simulate::settle,
     solution::{MadeBy, Objective, Solution, SolutionStage},
     stage::{in_flight::InFlight, place::Neighbours, run::Cut, score::Rules, scorer::Scorer},
     strategy::Strategy,
@@ -118,21 +118,21 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
             break;
         }
     }
-    let floor = problem.seconds() / problem.machine.total_speed();
+    let by_work = problem.seconds() / problem.machine.total_speed();
     let bound = match is_exact {
         _ if goal == Goal::Any => 0.0,
         true if is_uniform && is_roomy => by_formula,
         true => least_period(&scorer, is_chain),
-        false => floor,
+        false => by_work,
     };
-    let bound = bound.max(floor);
+    let bound = bound.max(by_work);
     let mut best = best.ok_or((PlanError::NothingFits, bound))?;
     best.lower_bound = bound.min(best.seconds());
     let least = best.lower_bound;
     Ok((best, least))
 }
 
-/// Seconds that the slowest stage takes at the least, in whichever order devices are taken and however memory is counted.
+/// Lower bound of the slowest stage, over all orders of the devices and with memory counted from below.
 fn least_period(scorer: &Scorer, is_chain: bool) -> f64 {
     let ideal = scorer.problem.ideal();
     let is_uniform = scorer.problem.machine.is_uniform();

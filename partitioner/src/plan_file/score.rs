@@ -1,4 +1,4 @@
-//! Scores stages that somebody placed by hand, by the objective that planning uses.
+//! Scores given stages by the objective that planning uses.
 
 use schema::{Execution, OffloadMode, ShardingLevel};
 use simulator::{
@@ -16,10 +16,8 @@ use crate::{
         two_copies,
     },
     pipeline::transfers::settle_transfers,
-    plan_file::{
-        placed::GivenStage,
-        simulate::{excess, peaks, settle, state_memory, taken},
-    },
+    plan_file::placed::GivenStage,
+    simulate::{excess, peaks, settle, state_memory, taken},
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
         in_flight::{InFlight, in_flight_of},
@@ -73,7 +71,7 @@ fn in_order(problem: &Problem, placed: &[GivenStage], execution: Execution) -> P
     ordered
 }
 
-/// Stages as somebody gave them, and how they are to run.
+/// Given stages, and how they run.
 struct Given<'a> {
     problem: &'a Problem,
     placed: &'a [GivenStage],
@@ -228,8 +226,8 @@ impl Given<'_> {
             order: Vec::new(),
             peaks: None,
         };
-        let floor = self.problem.seconds() / self.problem.machine.total_speed();
-        solution.lower_bound = (floor * solution.micro_batches_of_objective()).min(solution.seconds());
+        let by_work = self.problem.seconds() / self.problem.machine.total_speed();
+        solution.lower_bound = (by_work * solution.micro_batches_of_objective()).min(solution.seconds());
         Ok(solution)
     }
 

@@ -57,7 +57,7 @@ impl Solver<'_> {
         }
     }
 
-    /// Finds the cuts of copies of a pipeline whose slowest stage is fastest, below so many seconds for each micro-batch.
+    /// Finds the cuts whose slowest stage is fastest, for several copies of a pipeline, below `below` seconds for each micro-batch.
     fn copies(&self, stages: usize, copies: usize, replicas_together: bool, below: f64) -> Option<Solution> {
         let in_flight = given(self.problem).map_or(stages, |count| count.div_ceil(copies));
         let run = |stage: usize| {

@@ -149,7 +149,7 @@ impl StageCosts<'_> {
         own + shared * scorer.problem.machine.least_seconds_per_byte()
     }
 
-    /// Returns the seconds for each micro-batch with so many spent on recomputation and offload.
+    /// Returns the seconds for each micro-batch, with `overhead` for recomputation and offload.
     fn seconds_with(&self, start: usize, end: usize, overhead: f64) -> f64 {
         let (compute, sync, transfer) = self.parts(start, end, overhead);
         total(self.scorer.problem.machine.overlaps, compute, sync, transfer)

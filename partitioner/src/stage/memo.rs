@@ -13,7 +13,7 @@ pub(crate) struct Memo<K, V> {
 }
 
 impl<K: Eq + Hash, V: Clone> Memo<K, V> {
-    /// Makes a table of so many results at the most.
+    /// Makes a table of at most `most` results.
     pub(crate) fn with_most(most: usize) -> Self {
         Self { results: RefCell::default(), most }
     }
@@ -23,7 +23,7 @@ impl<K: Eq + Hash, V: Clone> Memo<K, V> {
         self.get_if(key, |_| true, |_| compute())
     }
 
-    /// Returns the result for these arguments; one that is not good enough is computed again, knowing what was found before.
+    /// Returns the result for these arguments; one that is not good enough is recomputed, knowing what was found before.
     pub(crate) fn get_if(
         &self,
         key: K,

@@ -18,7 +18,7 @@ pub(crate) struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Nothing is thrown away.
+    /// Nothing is recomputed or offloaded.
     pub(crate) fn nothing(memory: f64) -> Self {
         Self { seconds: 0.0, memory, recompute: vec![], unit: RecomputeUnit::Block, offload: vec![] }
     }

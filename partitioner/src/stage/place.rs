@@ -88,7 +88,7 @@ impl Place {
         self.wires.iter().map(|(_, after)| after.0).fold(0.0, f64::max) / self.run.count as f64
     }
 
-    /// Seconds of one all-reduce of so many bytes over the replicas.
+    /// Seconds of one all-reduce over the replicas.
     pub(crate) fn all_reduce(&self, bytes: f64) -> f64 {
         self.group.map_or(0.0, |group| group.all_reduce(bytes))
     }

@@ -108,7 +108,7 @@ impl StageCosts<'_> {
         Some((self.least_time_to_save(start, end, fixed + activations - limit), false))
     }
 
-    /// Returns a lower bound of the time to save so many bytes: the fractional knapsack.
+    /// Returns a lower bound of the time to save a number of bytes: the fractional knapsack.
     fn least_time_to_save(&self, start: usize, end: usize, mut bytes: f64) -> f64 {
         let Self { scorer, place, in_flight, .. } = self;
         let key = (*in_flight, [place.speed, place.host].map(f64::to_bits));
@@ -357,13 +357,13 @@ impl Scorer<'_> {
 
 /// Searches for what a stage recomputes and offloads.
 ///
-/// How large the largest block computed again may be is decided first: a range of sizes is halved unless no choice in it, blocks up to
+/// How large the largest block recomputed may be is decided first: a range of sizes is halved unless no choice in it, blocks up to
 /// the largest size open and memory for the smallest, can be better than what is known.
 struct Search<'a> {
     scorer: &'a Scorer<'a>,
     blocks: &'a [usize],
     choices: Vec<Choices>,
-    /// Bytes for activations, the largest block computed again among them.
+    /// Bytes for activations, the largest block recomputed among them.
     room: f64,
     /// Seconds of the stage without what it does again.
     work: f64,
@@ -380,8 +380,8 @@ impl Search<'_> {
             if self.is_too_full(room, sizes[high]) {
                 continue;
             }
-            if let Some((known, price)) = &best
-                && self.least(room, sizes[high], *price) >= known.seconds
+            if let Some((found, price)) = &best
+                && self.least(room, sizes[high], *price) >= found.seconds
             {
                 continue;
             }
@@ -390,16 +390,16 @@ impl Search<'_> {
                 ranges.extend([(low, middle), (middle + 1, high)]);
                 continue;
             }
-            if let Some((again, price)) = self.pick(room, sizes[low])
-                && best.as_ref().is_none_or(|(best, _)| again.seconds < best.seconds)
+            if let Some((plan, price)) = self.pick(room, sizes[low])
+                && best.as_ref().is_none_or(|(best, _)| plan.seconds < best.seconds)
             {
-                best = Some((again, price));
+                best = Some((plan, price));
             }
         }
         best.map(|(best, _)| best)
     }
 
-    /// Choices of all blocks where none larger than `largest` is computed again.
+    /// Choices of all blocks where none larger than `largest` is recomputed.
     fn open(&self, largest: f64) -> impl Iterator<Item = impl Iterator<Item = Choice>> {
         self.blocks.iter().zip(&self.choices).map(move |(&block, choices)| {
             choices.open(self.scorer.is_bound || self.scorer.once_more(block) <= largest)
@@ -423,12 +423,13 @@ impl Search<'_> {
         sum * (1.0 - 1e-9) - price * room
     }
 
-    /// Picks where no block larger than `largest` is computed again; memory is that of activations alone. Also tells what memory is
+    /// Picks where no block larger than `largest` is recomputed; memory is that of activations alone. Also tells what memory is
     /// worth.
     fn pick(&mut self, room: f64, largest: f64) -> Option<(MemoryPlan, f64)> {
         let mut items = Items::default();
         self.open(largest).for_each(|choices| items.push(choices));
-        let picked = pick(&items, room, NEAR * self.work)?;
+        let nodes = self.scorer.problem.training.limits.sizes.knapsack_nodes;
+        let picked = pick(&items, room, NEAR * self.work, nodes)?;
         let kept: f64 = items.sum(&picked.choices, |choice| choice.memory);
         if picked.time > picked.lower_bound && self.work > 0.0 {
             self.gap = self.gap.max((picked.time - picked.lower_bound) / self.work);

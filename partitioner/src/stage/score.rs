@@ -48,7 +48,7 @@ pub struct StageScore {
     pub limit: f64,
     /// Blocks that are recomputed.
     pub recompute: Vec<usize>,
-    /// What of them is computed again at a time.
+    /// What of them is recomputed at a time.
     pub recompute_unit: RecomputeUnit,
     /// Blocks whose saved activations are offloaded.
     pub offload: Vec<usize>,

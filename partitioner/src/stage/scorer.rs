@@ -36,7 +36,7 @@ pub(crate) struct Scorer<'a> {
     pub(crate) least_held: Memo<usize, Rc<Vec<f64>>>,
     /// What recomputing and offloading blocks saves, the cheapest first, by micro-batches in flight, speed and host bandwidth.
     pub(crate) savings: Memo<(usize, [u64; 2]), Rc<Vec<Saving>>>,
-    /// Times of stages by kind of device run: without a memory limit, and within memory for so many micro-batches in flight.
+    /// Times of stages by kind of device run: without a memory limit, and within memory for a number of micro-batches in flight.
     times: Memo<(usize, Option<usize>), Rc<TimeTable>>,
     /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
     pub(crate) copies: usize,
