@@ -10,9 +10,6 @@ use crate::{
     pipeline::cache::PipelineCache,
 };
 
-/// The most ideals that are planned over; wider graphs are put in line.
-const IDEALS: usize = 3000;
-
 /// The cuts of a model, and what was found of them.
 pub struct CutSpace {
     /// All ideals where there are few, the problem's own order otherwise.
@@ -36,7 +33,8 @@ impl CutSpace {
     pub fn of(problem: &Problem) -> Self {
         let line = own_order(problem);
         let is_chain = line.is_complete(problem);
-        let ideals = if is_chain { None } else { States::ideals(problem, IDEALS) };
+        let ideals =
+            if is_chain { None } else { States::ideals(problem, problem.training.limits.sizes.ideals) };
         let (states, line) = match ideals {
             Some(ideals) => (ideals, OnceCell::from(line)),
             None => (line, OnceCell::new()),

@@ -7,7 +7,7 @@ use crate::{error::PlanError, solution::Solution};
 pub(crate) enum Goal {
     /// The fastest, and what none beats.
     Best,
-    /// The fastest if it takes less than so many seconds for each micro-batch; what cannot is not looked at.
+    /// The fastest if it takes less than these seconds for each micro-batch; others are pruned.
     Below(f64),
     /// Any that fits: whether there is one.
     Any,

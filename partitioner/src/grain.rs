@@ -108,7 +108,7 @@ impl Grain {
 }
 
 impl<'a> Sliceable<'a> {
-    /// Prepares a model whose operators take so many seconds.
+    /// Prepares a model whose operators take these seconds.
     pub fn new(graph: &'a ModelGraph, seconds: &[OperatorSeconds]) -> Self {
         let of = |time: &OperatorSeconds| time.forward + time.input_gradient + time.weight_gradient;
         let mut containers = vec![false; graph.blocks.len()];
@@ -182,7 +182,7 @@ impl<'a> Sliceable<'a> {
         run.operators.clone().filter(|&operator| self.is_working(operator as usize)).take(2).count() < 2
     }
 
-    /// Opens the heaviest calls until so many blocks have work, or nothing is left to open.
+    /// Opens the heaviest calls until `n_blocks` blocks have work, or nothing is left to open.
     pub fn enough(&self, n_blocks: usize, joined: &BTreeSet<String>) -> Grain {
         let mut calls = Calls::default();
         loop {
@@ -240,7 +240,7 @@ impl<'a> Sliceable<'a> {
         self.graph.operators.iter().find(is_meant).map(|operator| operator.id.0)
     }
 
-    /// Returns how many operators that take time stand before one.
+    /// Returns the number of operators with work before one.
     pub fn working_before(&self, operator: u32) -> usize {
         (0..operator as usize).filter(|&before| self.is_working(before)).count()
     }

@@ -56,6 +56,7 @@ mod serving;
 mod from_graph;
 mod grain;
 mod plan_file;
+mod simulate;
 
 pub mod inside;
 
@@ -68,7 +69,7 @@ pub use dag::node_set::NodeSet;
 pub use error::PlanError;
 pub use from_graph::{ForwardOnly, forward_only, from_graph};
 pub use grain::{Grain, OperatorSeconds, Sliceable};
-pub use limits::{Effort, Limits};
+pub use limits::{Effort, Limits, Sizes};
 pub use pin::{Pin, PinnedTo};
 pub use plan_file::{
     check::{CheckError, check_plan},

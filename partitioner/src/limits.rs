@@ -11,7 +11,7 @@ pub enum Effort {
     /// Blocks are opened around the borders of the plans that are found.
     #[default]
     Normal,
-    /// All of that, and once more with each limit [`Limits::MORE`] times as large; the better plan is kept.
+    /// All of that, and once more with each limit of a search [`Limits::MORE`] times as large; the better plan is kept.
     Thorough,
 }
 
@@ -42,6 +42,37 @@ pub struct Limits {
     pub bounded_stages_each: usize,
     /// Pairs of a stage's ends for which the least traffic is computed.
     pub cut_pairs: usize,
+    /// Sizes up to which a method is used, the same for every effort.
+    pub sizes: Sizes,
+}
+
+/// The largest questions that are put to a method; larger ones go to a quicker one, or are left with a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Ideals of a graph that are planned over, each a place where a stage may end; wider graphs are put in line.
+    pub ideals: usize,
+    /// States between which all cuts of a grid are tried.
+    pub all_cuts_states: usize,
+    /// Cuts for two copies of the model that are all tried, and passes of a micro-batch that are simulated of them.
+    pub two_copies_cuts: usize,
+    /// See `two_copies_cuts`.
+    pub two_copies_passes: usize,
+    /// Passes of a step, and devices, that are simulated while planning; larger steps are timed by formula.
+    pub simulated_step: usize,
+    /// See `simulated_step`.
+    pub simulated_devices: usize,
+    /// Choices of what a stage recomputes that are looked at before the best so far is taken, with its gap.
+    pub knapsack_nodes: usize,
+    /// Choices that are listed for each of several chunks on one device.
+    pub chunk_choices: usize,
+    /// Stages that are scored where the memory of each depends on the replicas of the one before.
+    pub chained_stages: usize,
+    /// Blocks that a pipeline without a flush moves to a neighbouring stage to see whether that is faster.
+    pub moved_blocks: usize,
+    /// Windows of work for which the bound looks for the narrowest cut.
+    pub windows: usize,
+    /// Blocks times devices up to which several numbers of micro-batches are planned, and all other strategies beside the best.
+    pub compared: usize,
 }
 
 impl Effort {
@@ -70,12 +101,26 @@ impl Limits {
         bounded_stages: 16_000_000,
         bounded_stages_each: 3_000_000,
         cut_pairs: 100_000_000,
+        sizes: Sizes {
+            ideals: 3_000,
+            all_cuts_states: 500,
+            two_copies_cuts: 300,
+            two_copies_passes: 150_000,
+            simulated_step: 300_000,
+            simulated_devices: 256,
+            knapsack_nodes: 20_000,
+            chunk_choices: 256,
+            chained_stages: 3_000_000,
+            moved_blocks: 2_000,
+            windows: 128,
+            compared: 20_000,
+        },
     };
 
     /// How many times as much a thorough search looks at.
     pub const MORE: usize = 4;
 
-    /// Returns limits that are so many times as large.
+    /// Returns limits `factor` times as large; sizes stay.
     pub fn times(self, factor: usize) -> Self {
         Self {
             rounds: self.rounds * factor,
@@ -90,6 +135,7 @@ impl Limits {
             bounded_stages: self.bounded_stages * factor,
             bounded_stages_each: self.bounded_stages_each * factor,
             cut_pairs: self.cut_pairs * factor,
+            sizes: self.sizes,
         }
     }
 }

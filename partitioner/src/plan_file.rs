@@ -1,7 +1,6 @@
-//! Between solutions and `plan.yaml`, and the simulator's verdict on either.
+//! Between solutions and `plan.yaml`: one is written, and one that was edited is read and scored.
 
 pub(crate) mod check;
 pub(crate) mod placed;
 pub(crate) mod score;
-pub(crate) mod simulate;
 pub(crate) mod write;

@@ -20,9 +20,9 @@ use crate::{
     grid::{search::synchronous, two_copies::two_way},
     pinned::pinned_orders,
     pipeline::pipedream::pipedream,
-    plan_file::simulate::{excess, state_memory},
     planner::{memory_needed::nearest, planned::Ranked},
     serving,
+    simulate::{excess, state_memory},
     solution::{MadeBy, Solution},
     strategy::{STRATEGIES, Strategy, candidates, row::Search},
 };
@@ -65,7 +65,7 @@ pub(crate) fn plan_over(
     }
 }
 
-/// Tells whether a strategy has a plan that fits, without looking for what is nearest to one.
+/// Tells whether a strategy has a plan that fits; memory that would do is not searched for.
 pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
     if problem.validate().is_err() {
         return false;
@@ -124,7 +124,7 @@ pub(crate) fn solve(
         }
     }
     bound = bound.max(if is_all { least } else { 0.0 });
-    // Without a plan nothing is known of other orders than that all devices together do no more than they can.
+    // Without a plan the only bound of other orders is the work of all devices together.
     let by_work = problem.seconds() / problem.machine.total_speed();
     let mut best = best.map_err(|error| (error, bound.max(by_work)))?;
     best.lower_bound = (bound * best.micro_batches_of_objective()).min(best.seconds());
@@ -169,7 +169,7 @@ fn attempt(problem: &Problem, cut_space: &CutSpace, strategy: Strategy, goal: Go
         Search::Grids(_) if strategy.row().tries_rules && goal != Goal::Any => {
             let (mut best, least) = match synchronous(problem, cut_space, strategy, goal) {
                 Ok((best, least)) => (Ok(best), least),
-                // Nothing below what is asked for by formula.
+                // No plan below the goal by formula.
                 Err((error, least)) if goal != Goal::Best => (Err(error), least),
                 Err(none) => return Err(none),
             };
@@ -215,20 +215,19 @@ pub fn plan_auto(
     rank(problem, &CutSpace::of(problem), None)
 }
 
-/// Finds the best plan of each candidate; one of them may be known.
+/// Finds the best plan of each candidate; `best` is that of its strategy.
 pub(crate) fn rank(
     problem: &Problem,
     cut_space: &CutSpace,
-    known: Option<&Solution>,
+    best: Option<&Solution>,
 ) -> Result<Ranked, PlanError> {
     let mut found = Vec::new();
     let mut failed = Vec::new();
     // What bounds every candidate's family bounds the best of all: also those of which no plan was found, unless there is none.
     let mut bound = f64::INFINITY;
     for strategy in candidates(problem) {
-        let known = known.filter(|known| known.made_by == MadeBy::Strategy(strategy));
-        match known.map_or_else(|| solve(problem, cut_space, strategy, Goal::Best), |known| Ok(known.clone()))
-        {
+        let own = best.filter(|best| best.made_by == MadeBy::Strategy(strategy));
+        match own.map_or_else(|| solve(problem, cut_space, strategy, Goal::Best), |own| Ok(own.clone())) {
             Ok(solution) => {
                 bound = bound.min(solution.lower_bound / solution.micro_batches_of_objective());
                 found.push(solution);
@@ -284,7 +283,7 @@ pub(crate) fn fastest_within(
     Ok(best)
 }
 
-/// Says what is nearest to a plan where no candidate has one, or what else is wrong.
+/// Returns the memory with which some candidate would fit, or the other error that all have.
 fn nearest_of_all(
     problem: &Problem,
     cut_space: &CutSpace,

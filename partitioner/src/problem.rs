@@ -53,7 +53,7 @@ pub struct Block {
     pub parameters: Bytes,
     /// What autograd keeps for one micro-batch; of a forward pass alone, the keys and values of one.
     pub activations: Bytes,
-    /// The part of that which stays whatever is computed again: what the loss keeps.
+    /// The part of that which stays whatever is recomputed: what the loss keeps.
     pub kept: Bytes,
     /// Scratch memory while it runs; of a forward pass alone, all that is alive meanwhile.
     pub workspace: Bytes,
@@ -160,9 +160,9 @@ pub struct Training {
     pub sharding_inside: bool,
     /// The most that they may share out, where the planner chooses.
     pub sharding_up_to: ShardingLevel,
-    /// Whether blocks may be computed again in the backward pass.
+    /// Whether blocks may be recomputed in the backward pass.
     pub recompute: bool,
-    /// What is computed again at a time.
+    /// What is recomputed at a time.
     pub recompute_unit: RecomputeUnit,
     /// Whether activations may wait in host memory.
     pub offload: bool,
@@ -202,14 +202,14 @@ impl Training {
         3.0 + 2.0 * self.optimizer_factor
     }
 
-    /// Returns how many of a stage's replicas share out together.
+    /// Returns the number of replicas that share out together.
     pub(crate) fn sharers(&self, replicas: usize) -> usize {
         let group = self.sharding_group.map(|group| group as usize);
         let group = group.filter(|group| *group > 0 && replicas.is_multiple_of(*group));
         group.unwrap_or(replicas).max(1)
     }
 
-    /// Bytes that each of so many replicas holds for each byte of a stage's parameters: these, their gradients and the optimizer's
+    /// Bytes that each replica holds for each byte of a stage's parameters: these, their gradients and the optimizer's
     /// state, each whole or shared out.
     pub(crate) fn copies(&self, replicas: usize) -> f64 {
         let sharers = self.sharers(replicas) as f64;

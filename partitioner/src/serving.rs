@@ -13,15 +13,15 @@ use crate::{
     cut_space::CutSpace,
     device_orders::other_orders,
     error::PlanError,
-    plan_file::simulate::state_memory,
     planner::memory_needed::nearest,
     serving::{
-        bound::floor,
+        bound::lower_bound,
         stages::{ROUNDING, Solver},
     },
+    simulate::state_memory,
 };
 
-/// Finds the best plan for inference, and all that is known of others.
+/// Finds the best plan for inference.
 ///
 /// # Errors
 /// When nothing fits, or the micro-batches in flight are fewer than the stages.
@@ -68,7 +68,7 @@ pub(crate) fn in_any_order(
     };
     let is_proven = is_all && (is_any_cut || problem.begins.is_some());
     if !is_proven {
-        best.lower_bound = floor(problem, aim).min(best.seconds());
+        best.lower_bound = lower_bound(problem, aim).min(best.seconds());
     }
     Ok(best)
 }

@@ -24,7 +24,7 @@ pub struct Solution {
     pub execution: Execution,
     /// What is made small.
     pub objective: Objective,
-    /// No plan of this family has a smaller objective.
+    /// Lower bound of the objective over all plans of this family.
     pub lower_bound: f64,
     /// Share of device time spent idle, for a step.
     pub bubble: Option<f64>,
@@ -98,13 +98,13 @@ impl Solution {
         stage.run.devices().map(|position| self.order.get(position).copied().unwrap_or(position))
     }
 
-    /// Returns how many parts of the model each device has.
+    /// Returns the number of chunks on each device.
     pub fn chunks(&self) -> usize {
         let first = self.stages.first().map(|stage| stage.run);
         self.stages.iter().filter(|stage| Some(stage.run) == first).count().max(1)
     }
 
-    /// Returns the bytes that each of so many devices holds, all stages on it together.
+    /// Returns the bytes that each device holds, all stages on it together.
     pub fn held(&self, n_devices: usize) -> Vec<f64> {
         let mut held = vec![0.0; n_devices];
         for stage in &self.stages {
@@ -113,7 +113,7 @@ impl Solution {
         held
     }
 
-    /// Tells whether memory may have decided anything: something is thrown away, or a device is half full at the least.
+    /// Tells whether memory may limit the plan: something is recomputed or offloaded, or a device is at least half full.
     pub(crate) fn is_tight(&self) -> bool {
         let chunks = self.chunks() as f64;
         self.stages.iter().any(|stage| {
@@ -167,23 +167,23 @@ impl Solution {
         }
     }
 
-    /// Takes a bound that holds for more plans than those that were looked at, in seconds for each micro-batch.
+    /// Lowers the bound to one of a larger family of plans, in seconds for each micro-batch.
     pub fn bound_by(&mut self, seconds_each: f64) {
         self.lower_bound = self.lower_bound.min(seconds_each * self.micro_batches_of_objective());
     }
 
-    /// Tells whether activations are thrown away or sent away, which is chosen block by block.
+    /// Tells whether activations are recomputed or offloaded, which is chosen block by block.
     pub fn saves_memory(&self) -> bool {
         self.stages.iter().any(|stage| !stage.score.recompute.is_empty() || !stage.score.offload.is_empty())
     }
 
-    /// Returns by how much the plan may be worse than the best of its family, as a share.
+    /// Returns the optimality gap: how much better a plan of the family could be at most, as a share.
     pub fn gap(&self) -> f64 {
         let seconds = self.seconds();
         if seconds > 0.0 { ((seconds - self.lower_bound) / seconds).max(0.0) } else { 0.0 }
     }
 
-    /// Tells whether no plan of the family is better, rounding aside.
+    /// Tells whether the plan is proven optimal, rounding aside.
     pub fn is_optimal(&self) -> bool {
         self.gap() < 1e-9
     }

@@ -114,7 +114,7 @@ fn try_one(
     plan.predicted.memory.iter().map(|memory| memory.peak.0).max()
 }
 
-/// Every strategy with room and with less than it wants: then the plan is another, computes again, waits for the host, or does not
+/// Every strategy with room and with less than it wants: then the plan is another, recomputes, waits for the host, or does not
 /// fit. Where not everything is asked for, half of the strategies are short of memory where nothing overlaps, half where it does.
 fn try_all(name: &str, profile: &PipedreamProfile, devices: &[usize], is_whole: bool, seen: &mut Seen) {
     for &n_devices in devices {

@@ -196,7 +196,7 @@ fn solve(question: &CompatQuestion, states: &States) -> Result<CompatPlan, Compa
         return Err(CompatError::TooManyStages { machines, states: n_states });
     }
 
-    // The outermost row is known; rows of inner levels are computed again for the stages that need them.
+    // The outermost row is known; rows of inner levels are recomputed for the stages that need them.
     let mut found = vec![last.splits(&row, 0, n_states)];
     for level in below.iter().rev() {
         let outer = found.last().expect("not empty");

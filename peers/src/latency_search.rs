@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
         low
     }
 
-    /// Finds the best placement below a target; with a beam, only so many placements of an ideal are kept.
+    /// Finds the best placement below a target; with a beam, only the best placements of an ideal are kept.
     pub(crate) fn run(&self, mut target: f64, beam: Option<usize>, taken: Taken, steps: u64) -> Outcome {
         let (size, cpu) = match taken {
             Taken::Full => (&self.graph.size, &self.graph.cpu),

@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use partitioner::{
-    Ideals,
+    Ideals, Limits,
     knapsack::{Choice, Items, Picked, pick},
 };
 use schema::{PiperImplementation, PiperWorkload};
@@ -310,7 +310,7 @@ impl<'a> Solver<'a> {
             choices.iter().map(choice).collect()
         };
         let items: Items = stage.choices.iter().map(item).collect();
-        pick(&items, self.memory, 0.0)
+        pick(&items, self.memory, 0.0, Limits::NORMAL.sizes.knapsack_nodes)
     }
 
     fn time(&mut self, key: (u32, u32, u8), replicas: u32, in_flight: u32) -> f64 {

@@ -37,7 +37,7 @@ fn bert_is_at_least_as_good_as_the_greedy_choice() {
     }
 }
 
-/// A layer graph of dnn-partitioning as a workload of Piper: each layer may be computed again, for a third more time and an eighth of
+/// A layer graph of dnn-partitioning as a workload of Piper: each layer may be recomputed, for a third more time and an eighth of
 /// the memory. States that nobody takes are left out.
 fn from_layers(path: &str) -> Option<PiperWorkload> {
     let text = std::fs::read_to_string(needs::outside(path)?).unwrap();

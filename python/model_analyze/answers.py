@@ -1182,9 +1182,6 @@ class RunnerUp(_RunnerUp, total=False):
     # Bytes at the peak of its fullest device's stages.
     memory_bytes: Union[int, None]
 
-    # What `train.py` does not carry out so yet.
-    not_carried_out: Union[str, None]
-
     # Why there is no such plan.
     fails: Union[str, None]
 

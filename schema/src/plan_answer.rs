@@ -305,9 +305,6 @@ pub struct RunnerUp {
     /// Bytes at the peak of its fullest device's stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// What `train.py` does not carry out so yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub not_carried_out: Option<String>,
     /// Why there is no such plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fails: Option<String>,

@@ -42,7 +42,7 @@ pub enum Algorithm {
     },
 }
 
-/// Who takes part: so many nodes with so many ranks each, and what joins them.
+/// Who takes part: nodes, ranks on each, and the links between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {
     /// Nodes.

@@ -55,7 +55,7 @@ pub enum Discipline {
     Priority,
 }
 
-/// Released P3's slice: so many parameters at most.
+/// Released P3's slice: the most parameters in it.
 pub const P3_SLICE: u64 = 40_000;
 
 /// Returns the steady time from step to step with a link that takes `send(bytes)` for a message.

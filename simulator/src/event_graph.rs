@@ -32,7 +32,7 @@ struct Wait {
 }
 
 impl EventGraph {
-    /// Returns an empty graph with room for so many tasks.
+    /// Returns an empty graph with room for a number of tasks.
     pub fn with_capacity(n_tasks: usize) -> Self {
         Self {
             durations: Vec::with_capacity(n_tasks),

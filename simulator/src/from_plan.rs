@@ -1,24 +1,26 @@
-//! A plan file as numbers: seconds become whole nanoseconds, names become positions, stages get an order.
+//! A plan as numbers: seconds become whole nanoseconds, names become positions, stages get an order.
 //!
 //! The plan's costs are for the devices that its stages stand on. Stages that the schedule wants in more parts than
 //! the plan has are cut evenly, and the answer says so.
 
 mod error;
 mod execution;
-mod machine;
 mod numbers;
+mod parts;
 mod ranks;
 mod stages;
 mod steady;
 
 use schema::{Execution, Plan, Seconds};
 
-pub use self::error::PlanError;
+pub use self::{
+    error::PlanError,
+    parts::{PartDevice, PartStage, PlanParts},
+};
 use self::{
-    machine::machine,
     numbers::check_sums,
-    ranks::{check_placement, ranks, stage_devices},
-    stages::{cut, stages, ties, transfers},
+    ranks::{check_placement, ranks},
+    stages::{cut, stages},
 };
 use crate::{
     cost::Cost,
@@ -93,22 +95,37 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
         return Err(PlanError::NoStages);
     }
     let mut notes = Vec::new();
-    let choices = options.execution.or(plan.execution.unwrap_or_default());
-    let mut machine = machine(plan, options, &mut notes)?;
-    machine.slowdown = execution::slowdown(&choices)?;
-    if choices.blocking_sends == Some(true) {
-        machine.sends = Sends::Blocking;
+    let parts = PlanParts::read(plan, options, &mut notes)?;
+    step(parts, options, notes)
+}
+
+impl PlannedStep {
+    /// Makes a step of a plan in numbers.
+    ///
+    /// # Errors
+    /// Names the first thing in the plan that does not fit.
+    pub fn of(parts: PlanParts) -> Result<Self, PlanError> {
+        step(parts, &PlanOptions::default(), Vec::new())
     }
-    let schedule = Schedule::from_name(options.schedule.as_deref().unwrap_or(&plan.schedule))?;
-    let micro_batches = options.micro_batches.unwrap_or(plan.micro_batches);
-    let stage_devices = stage_devices(plan)?;
-    let (rank_groups, rank_of) = ranks(plan, &stage_devices)?;
-    let mut stages = stages(plan, &stage_devices, &machine)?;
-    let mut transfers = transfers(plan)?;
-    let mut ties = ties(plan)?;
+}
+
+fn step(
+    mut parts: PlanParts,
+    options: &PlanOptions,
+    mut notes: Vec<String>,
+) -> Result<PlannedStep, PlanError> {
+    let choices = options.execution.or(parts.execution);
+    parts.machine.slowdown = execution::slowdown(&choices)?;
+    if choices.blocking_sends == Some(true) {
+        parts.machine.sends = Sends::Blocking;
+    }
+    let (schedule, micro_batches) = (parts.schedule, parts.micro_batches);
+    let (rank_groups, rank_of) = ranks(&parts)?;
+    let mut stages = stages(&parts)?;
+    let (mut transfers, mut ties) = (parts.transfers.clone(), parts.ties.clone());
     check_sums(&stages, &transfers, &ties)?;
     let (rank_devices, peers) =
-        execution::tensor_parallel(plan, options, &rank_groups, &rank_of, &mut stages, &mut notes)?;
+        execution::tensor_parallel(&parts, options, &rank_groups, &rank_of, &mut stages, &mut notes)?;
     let most_replicas = rank_devices.iter().map(Vec::len).max().unwrap_or(1) as u32;
     let mut sync = execution::sync(&choices, most_replicas, &mut notes)?;
     if schedule.copies() > 1 && choices.bucket.is_none() {
@@ -116,7 +133,7 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
         (sync.first_bucket, sync.bucket) = (u64::MAX, u64::MAX);
     }
     execution::offloaded(options, &mut stages, &mut notes)?;
-    execution::layers(plan, sync, &rank_devices, &rank_of, &mut stages, &mut notes)?;
+    execution::layers(&parts, sync, &rank_devices, &rank_of, &mut stages, &mut notes)?;
     let n_ranks = rank_devices.len();
     if !stages.len().is_multiple_of(n_ranks) {
         return Err(PlanError::Uneven { n_stages: stages.len(), n_ranks });
@@ -132,17 +149,17 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
         ties.iter_mut().flat_map(|tie| &mut tie.stages).for_each(|stage| *stage *= wanted);
         chunks = wanted;
     } else {
-        check_placement(plan, schedule, &rank_groups, &rank_of)?;
+        check_placement(&parts, &rank_groups, &rank_of)?;
     }
     if schedule.copies() > 1 {
-        execution::note_second_copy(plan, &mut notes);
+        execution::note_second_copy(&parts, &mut notes);
     }
     let shape = Shape { ranks: n_ranks as u32, chunks: chunks as u32, micro_batches };
     schedule.check(shape)?;
-    let updates = execution::updates(plan, options, schedule, micro_batches, &mut notes)?;
+    let updates = execution::updates(&parts, options, &mut notes)?;
     let replicas: Vec<u32> = rank_devices.iter().map(|devices| devices.len() as u32).collect();
     let kept = updates.map_or_else(Vec::new, |updates| versions::kept(&replicas, updates));
-    if plan.inference.is_some() {
+    if parts.is_inference {
         // Nobody adds gradients up.
         ties.clear();
         for stage in &mut stages {
@@ -153,8 +170,8 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
         let older = u64::from(kept.versions.saturating_sub(1));
         stage.memory.older_versions = stage.memory.parameters.saturating_mul(older);
     }
-    let passes = if plan.inference.is_some() { Passes::Forward } else { Passes::All };
-    let order = order_of((schedule, passes), shape, &stages, &machine, &rank_devices)?;
+    let passes = if parts.is_inference { Passes::Forward } else { Passes::All };
+    let order = order_of((schedule, passes), shape, &stages, &parts.machine, &rank_devices)?;
     let mut step = PlannedStep {
         schedule,
         shape,
@@ -169,7 +186,7 @@ pub fn from_plan(plan: &Plan, options: &PlanOptions) -> Result<PlannedStep, Plan
             updates,
         },
         order,
-        machine,
+        machine: parts.machine,
         notes,
         kept,
         passes,
@@ -203,7 +220,7 @@ impl PlannedStep {
     }
 }
 
-/// Makes the order of stages on ranks of so many devices.
+/// Makes the order of stages on ranks with replicas.
 fn order_of(
     (schedule, passes): (Schedule, Passes),
     shape: Shape,

@@ -42,7 +42,7 @@ pub use clock::{Blocked, Clock, ClockError, Span, clock, clock_as_torch, clock_s
 pub use cost::Cost;
 pub use event_graph::{EventGraph, TaskId};
 pub use explain::{Part, Split, savings, split};
-pub use from_plan::{PlanError, PlanOptions, PlannedStep, from_plan};
+pub use from_plan::{PartDevice, PartStage, PlanError, PlanOptions, PlanParts, PlannedStep, from_plan};
 pub use link_fit::{FittedLink, Measured, fit_link};
 pub use lint::{Finding, OrderPosition, Problem, Report, Severity, lint, lint_made};
 pub use machine::{Device, Link, Machine, Sends, Sharing};

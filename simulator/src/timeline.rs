@@ -54,7 +54,7 @@ pub struct ProgramTime {
     pub forward: u64,
     /// Backward passes, whole or in parts.
     pub backward: u64,
-    /// Forward passes run again for the backward.
+    /// Forward passes that recompute activations for the backward.
     pub recompute: u64,
     /// All-reduces inside stages.
     pub collective: u64,
@@ -93,7 +93,7 @@ pub fn simulate(workload: &Workload, order: &Order, machine: &Machine) -> Result
     Ok(timeline(workload, machine, step, times))
 }
 
-/// The same where the step takes less than so many nanoseconds; else `None`, and nobody asks for its memory.
+/// The same if the step takes less than `limit` nanoseconds; `None` otherwise.
 ///
 /// # Errors
 /// As [`simulate`].

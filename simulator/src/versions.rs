@@ -37,7 +37,7 @@ pub enum Updates {
 }
 
 impl Updates {
-    /// Returns the micro-batches between two updates of a stage with so many replicas.
+    /// Returns the micro-batches between two updates of a stage with `replicas` replicas.
     pub fn every(self, replicas: usize) -> usize {
         match self {
             Self::Stashing | Self::VerticalSync => replicas.max(1),

@@ -43,7 +43,7 @@ pub struct Stage {
     pub input_gradient: u64,
     /// Time of the parameters' gradient.
     pub weight_gradient: u64,
-    /// Time of forward passes that the backward runs again.
+    /// Time of recomputation in the backward pass.
     pub recompute: u64,
     /// Time of the optimizer's step, once a step.
     pub optimizer_step: u64,
@@ -153,7 +153,7 @@ impl Default for Sync {
 }
 
 impl Sync {
-    /// Returns how many of a stage's programs share out together, and so what part of it each of them holds.
+    /// Returns the number of a stage's programs that share out together: the inverse of the part that each holds.
     pub fn sharers(&self, members: usize) -> usize {
         let group = self.sharding_group.filter(|group| *group > 0 && members.is_multiple_of(*group));
         group.unwrap_or(members).max(1)
@@ -223,7 +223,7 @@ pub enum Offload {
     Pinned,
     /// Asynchronous calls on pageable memory: the driver stages them, so the computation waits all the same.
     NonBlocking,
-    /// Asynchronous copies of pinned memory on streams of their own, so many passes ahead.
+    /// Asynchronous copies of pinned memory on streams of their own, `depth` passes ahead.
     Overlapped {
         /// Buffers: copies may run this many passes behind the forward and ahead of the backward.
         depth: u32,

@@ -9,7 +9,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
     ops::Range,
 };
 
@@ -22,24 +21,22 @@ use crate::{
         min_cut::{Closures, NarrowCut, Window},
     },
     dag::cut_states::States,
-    stage::in_flight::InFlight,
+    stage::{in_flight::InFlight, memo::Memo},
 };
 
-/// The most windows of cuts that are all known, and those of equal work to begin with where they are not.
-const WINDOWS: usize = 128;
 /// No window is narrower than this part of the work.
 const FINEST: f64 = 1.0 / 1024.0;
-/// By which share what no step beats may be less than could be told where all cuts are known.
+/// Relative precision of the bound if all cuts are listed: bisection ends there.
 const NEAR: f64 = 0.004;
-/// Branches of a window before the chain of cuts is looked for again.
+/// Branches of a window before the path of windows is searched again.
 const BRANCHES: usize = 16;
-/// By which share a step is asked to be longer than what is proven at the least: less is of no interest.
+/// Relative step of the search: the bound is raised by at least this share at a time.
 const LEAST_MORE: f64 = 0.002;
 
-/// Shares by which a step is longer than what is proven, for cuts that may be good ones.
+/// Shares above the proven bound at which chains of cuts are taken as seeds.
 const LINES: [f64; 3] = [LEAST_MORE, 0.02, 0.06];
 
-/// The narrowest cuts by windows of the work before them, looked at as closely as they matter.
+/// The narrowest cut of each window of work, refined where the bound depends on it.
 pub(crate) struct CrossingBound {
     /// Seconds of all blocks on a device of speed 1.
     total: f64,
@@ -47,19 +44,19 @@ pub(crate) struct CrossingBound {
     forward: LeastPart,
     there_and_back: LeastPart,
     cuts: Cuts,
-    /// Pairs of windows, or branches, that may still be looked at.
+    /// Budget left: pairs of windows, or branches.
     left: Cell<usize>,
-    /// The most branches for one question: blocks, and thousands of pairs of them, that each looks at.
+    /// Budget of one question in blocks that branches visit.
     each: usize,
-    /// What no step of a question beats, and whether nothing more is to be found.
-    known: RefCell<HashMap<Key, (f64, bool)>>,
+    /// Lower bounds of questions, and whether nothing more is to be found: two numbers for each grid of a model's searches.
+    bounds: Memo<Key, (f64, bool)>,
 }
 
-/// What is known of cuts.
+/// The cuts of the model.
 enum Cuts {
-    /// All of them, on devices of speed 1 and with a second for each byte that crosses; and what all blocks hold.
+    /// All of them by windows, on devices of speed 1 and with a second for each byte that crosses; and what all blocks hold.
     All(Vec<Border>, Held),
-    /// Those that were met so far.
+    /// Those that were found so far.
     Sought(Closures, RefCell<Vec<Window>>),
 }
 
@@ -87,18 +84,18 @@ pub(crate) struct Question {
     pub(crate) limit: f64,
     /// Bytes that a device holds for each byte of its stage's parameters.
     pub(crate) copies: f64,
-    /// Micro-batches that stages hold, by how many devices are behind each of their replicas.
+    /// Micro-batches in flight, by the number of devices behind each replica.
     pub(crate) in_flight: InFlight,
-    /// Seconds that are known to be too few.
-    pub(crate) floor: f64,
+    /// A lower bound of the step that is known already.
+    pub(crate) least: f64,
 }
 
 impl CrossingBound {
-    /// Makes it of all cuts that there are.
+    /// Builds the bound from all cuts.
     pub(crate) fn of_all(problem: &Problem, states: &States) -> Self {
         // Nothing is cut before the first block or behind the last.
         let n_cuts = states.len().saturating_sub(2);
-        let n_windows = n_cuts.min(WINDOWS);
+        let n_windows = n_cuts.min(problem.training.limits.sizes.windows);
         let window = |index: usize| {
             let within = 1 + index * n_cuts / n_windows..1 + (index + 1) * n_cuts / n_windows;
             let bytes = within.clone().map(|state| states.crossing[state] + states.crossing_back[state]);
@@ -116,12 +113,13 @@ impl CrossingBound {
         Self::with(problem, Cuts::All((0..n_windows).map(window).collect(), all), pairs)
     }
 
-    /// Makes it of cuts that are still to be looked for.
+    /// Builds the bound from cuts that are found by min cuts.
     pub(crate) fn sought(problem: &Problem) -> Self {
         let closures = Closures::new(problem);
-        let border = |index: usize| closures.total * index as f64 / WINDOWS as f64;
+        let n_windows = problem.training.limits.sizes.windows;
+        let border = |index: usize| closures.total * index as f64 / n_windows as f64;
         let mut windows: Vec<Window> =
-            (0..WINDOWS).map(|index| Window::new(&closures, border(index), border(index + 1))).collect();
+            (0..n_windows).map(|index| Window::new(&closures, border(index), border(index + 1))).collect();
         // The problem's own order has cuts to begin with.
         offer(&closures, &mut windows, closures.cuts_of(0..closures.n_blocks()));
         let left = problem.training.limits.bounded_stages / looks(&closures);
@@ -139,28 +137,24 @@ impl CrossingBound {
             cuts,
             left: Cell::new(left),
             each: problem.training.limits.bounded_stages_each,
-            known: RefCell::default(),
+            bounds: Memo::default(),
         }
     }
 
-    /// Returns a time that no step with so many stages beats; what is `enough` need not be bettered.
+    /// Returns a lower bound of the step; stops as soon as it is `enough`.
     pub(crate) fn step(&self, question: &Question, enough: f64) -> f64 {
-        if question.ranks < 2 || self.total <= 0.0 || question.floor <= 0.0 {
-            return question.floor;
+        if question.ranks < 2 || self.total <= 0.0 || question.least <= 0.0 {
+            return question.least;
         }
-        let Question { schedule, speed, rate, ranks, chunks, micro_batches, limit, copies, floor, .. } =
+        let Question { schedule, speed, rate, ranks, chunks, micro_batches, limit, copies, least, .. } =
             *question;
-        let numbers = [speed, rate, limit, copies, floor].map(f64::to_bits);
+        let numbers = [speed, rate, limit, copies, least].map(f64::to_bits);
         let key = (numbers, [ranks, chunks, micro_batches], schedule, question.shares_ports);
-        let known = self.known.borrow().get(&key).copied();
-        match known {
-            Some((least, is_all)) if is_all || least >= enough => least,
-            _ => {
-                let (least, is_all) = self.look(question, known.map_or(floor, |known| known.0), enough);
-                self.known.borrow_mut().insert(key, (least, is_all));
-                least
-            }
-        }
+        let is_enough = |&(least, is_all): &(f64, bool)| is_all || least >= enough;
+        let look = |before: Option<(f64, bool)>| {
+            self.look(question, before.map_or(least, |(least, _)| least), enough)
+        };
+        self.bounds.get_if(key, is_enough, look).0
     }
 
     /// Returns topological orders that pass through low-traffic cuts, each with the stage boundaries if enough were found, for use as
@@ -182,7 +176,7 @@ impl CrossingBound {
         lines
     }
 
-    /// Returns what no step beats, and whether nothing more is to be found; `least` is known.
+    /// Returns a lower bound of the step, at least `least`, and whether it is final.
     fn look(&self, question: &Question, least: f64, enough: f64) -> (f64, bool) {
         let borders = self.borders(question);
         if enough < f64::INFINITY && self.chain(question, &borders, enough, &mut 0.0).is_none() {
@@ -196,7 +190,7 @@ impl CrossingBound {
         }
     }
 
-    /// Looks where all cuts are known and a step that is `enough` has some.
+    /// Bisects the step, if all cuts are listed and a step of `enough` has a path.
     fn halve(&self, question: &Question, borders: &[Border], least: f64, enough: f64) -> (f64, bool) {
         let pairs = borders.len() * borders.len() * question.ranks;
         let (mut low, mut high, mut carried) = (least, enough, 0.0);
@@ -204,11 +198,11 @@ impl CrossingBound {
             let Some(left) = self.left.get().checked_sub(pairs) else { break };
             self.left.set(left);
             let middle = if high < f64::INFINITY { (low + high) / 2.0 } else { low * 2.0 };
-            // Not even the longest step is enough: no cuts.
+            // No step is long enough: there are no cuts.
             if middle > least * 1e9 {
                 return (least, true);
             }
-            // A shorter step's cuts carry no less.
+            // Cuts of a shorter step carry at least as much.
             let mut more = carried;
             match self.chain(question, borders, middle, &mut more) {
                 Some(_) => (high, carried) = (middle, more),
@@ -218,7 +212,7 @@ impl CrossingBound {
         (low, true)
     }
 
-    /// Looks for cuts in windows that decide.
+    /// Raises the bound and refines the windows of the best path in turn.
     fn seek(
         &self,
         question: &Question,
@@ -233,15 +227,15 @@ impl CrossingBound {
         let (mut looked_at, mut carried) = (0.0, 0.0);
         let is_all = loop {
             let step = least * (1.0 + more);
-            // A shorter step's cuts carry no less.
+            // Cuts of a shorter step carry at least as much.
             if step > looked_at {
                 carried = 0.0;
             }
             looked_at = step;
             let Some(ends) = self.chain(question, &borders, step, &mut carried) else {
-                // Not even the longest step is enough: no cuts.
+                // No step is long enough: there are no cuts.
                 if more > 1e9 {
-                    least = question.floor;
+                    least = question.least;
                     break true;
                 }
                 (least, more) = (step, more * 2.0);
@@ -262,10 +256,10 @@ impl CrossingBound {
         (least, is_all)
     }
 
-    /// Returns what is known of windows, in a question's seconds.
+    /// Returns the windows in the seconds of a question.
     fn borders(&self, question: &Question) -> Vec<Border> {
         let Question { speed, rate, .. } = *question;
-        let known = |Border { low, high, seconds, held }: Border| Border {
+        let in_seconds = |Border { low, high, seconds, held }: Border| Border {
             low: low / speed,
             high: high / speed,
             seconds: seconds * rate,
@@ -278,12 +272,12 @@ impl CrossingBound {
             held: None,
         };
         match &self.cuts {
-            Cuts::All(borders, _) => borders.iter().copied().map(known).collect(),
-            Cuts::Sought(_, windows) => windows.borrow().iter().map(border).map(known).collect(),
+            Cuts::All(borders, _) => borders.iter().copied().map(in_seconds).collect(),
+            Cuts::Sought(_, windows) => windows.borrow().iter().map(border).map(in_seconds).collect(),
         }
     }
 
-    /// Returns the windows in which stages may end for all to keep within a step; cuts of a longer one carry so much at the least.
+    /// Returns a path of windows in which stages may end so that all keep within the step; raises `carried` to the least traffic of such cuts.
     fn chain(
         &self,
         question: &Question,
@@ -322,7 +316,7 @@ impl CrossingBound {
     }
 }
 
-/// What blocks before some states hold, whatever is computed again.
+/// Bytes that the blocks before some states hold at least, whatever is recomputed.
 fn held(states: &States, within: Range<usize>) -> Held {
     let ends = |bytes: &[f64]| {
         let bytes = bytes[within.clone()].iter();
@@ -361,7 +355,7 @@ fn through(n_blocks: usize, windows: &[Window], ends: &[usize]) -> Ordered {
     (line, borders)
 }
 
-/// Looks at windows more closely; tells whether there was anything left to look at.
+/// Refines windows; tells whether any was left to refine.
 fn look_closer(closures: &Closures, windows: &mut Vec<Window>, ends: &[usize], left: &mut usize) -> bool {
     let mut may_look = || {
         let may = *left > 0;
@@ -518,7 +512,7 @@ mod tests {
                     limit: problem.machine.devices.iter().map(|d| d.memory.0 as f64).fold(0.0, f64::max),
                     copies: problem.training.copies(1),
                     in_flight: in_flight_of(schedule, ranks, chunks, micro_batches, 1),
-                    floor: micro_batches as f64 * problem.seconds() / ranks as f64,
+                    least: micro_batches as f64 * problem.seconds() / ranks as f64,
                 };
                 let Some(fastest) = fastest(&problem, &question) else { continue };
                 let bound = narrowest.step(&question, f64::INFINITY);

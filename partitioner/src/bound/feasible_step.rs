@@ -24,7 +24,7 @@
 //! - Interleaved: `m·T_s`, `A + (m-1)·c_s/2`, and all that crosses, `m·Σc`, shared by the ports of `p` devices, each way.
 //!
 //! Where all cuts are known, each of several stages must also hold its parameters, gradients and optimizer state, and of each micro-batch in
-//! flight what is left when all that can be is computed again.
+//! flight what is left when all that can be is recomputed.
 //!
 //! The least step for which cuts exist is found from the last stage to the first: of the ways to go on behind a stage the one with the least
 //! transfers, as far as it must not end later. What all cuts carry at the least counts in `A` when they are looked for again.
@@ -45,7 +45,7 @@ pub(crate) struct Border {
 }
 
 /// Bytes of blocks at the least and at the most: their parameters, and what a device holds of each micro-batch in flight, whatever is
-/// computed again.
+/// recomputed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
     pub(crate) parameters: (f64, f64),
@@ -53,7 +53,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Returns what blocks between two cuts hold at the least, with so many copies of their parameters.
+    /// Returns the least bytes of the blocks between two cuts, with `copies` copies of their parameters.
     fn between(before: Self, behind: Self, copies: f64, in_flight: f64) -> f64 {
         let parameters = (behind.parameters.0 - before.parameters.1).max(0.0);
         parameters * copies + (behind.each.0 - before.each.1).max(0.0) * in_flight
@@ -277,7 +277,7 @@ impl Steps<'_> {
         };
         let fits_port =
             |end: f64| !self.shares_ports || is_gpipe || head + m * (begin.seconds + end) / 2.0 <= step;
-        // Turns of so many stages, and passes of this one that are left beside them.
+        // Turns of these stages, and the passes of this one that are left beside them.
         let more = (micro_batches - 1).checked_sub(k).filter(|_| !is_gpipe);
         let turns = |stages: usize| match more {
             Some(more) => (more / stages, (more % stages) as f64),

@@ -3,8 +3,6 @@
 //! The largest of: the order of its passes over all cuts (`work`), the work of its devices together, one micro-batch all the way,
 //! the sums of its gradients, and what must cross its cuts (`crossing`). `docs/bounds.md` derives each.
 
-use std::{cell::RefCell, collections::HashMap};
-
 use simulator::order::Schedule;
 
 use crate::{
@@ -15,9 +13,9 @@ use crate::{
     cut_space::CutSpace,
     dag::cut_states::States,
     grid::shape::Grid,
-    plan_file::simulate::is_simulated,
     problem::Problem,
-    stage::in_flight::in_flight_of,
+    simulate::is_simulated,
+    stage::{in_flight::in_flight_of, memo::Memo},
     strategy::Strategy,
 };
 
@@ -25,7 +23,7 @@ use crate::{
 pub(crate) struct GridBounds<'a> {
     problem: &'a Problem,
     /// Work and forward work before each state, where all are known.
-    known: Vec<(f64, f64)>,
+    work_before: Vec<(f64, f64)>,
     /// Most bytes that cross a cut one way.
     widest: f64,
     /// Seconds of one micro-batch on the fastest device.
@@ -39,8 +37,8 @@ pub(crate) struct GridBounds<'a> {
     cut_space: &'a CutSpace,
     /// Whether what must cross cuts is asked for: where cuts follow no rule.
     is_open: bool,
-    /// What is bounded by work already, by schedule, ranks, chunks, replicas and micro-batches.
-    by_work: RefCell<HashMap<(Schedule, [usize; 4]), f64>>,
+    /// Bounds by work, by schedule, ranks, chunks, replicas and micro-batches: a number for each grid of a search.
+    by_work: Memo<(Schedule, [usize; 4]), f64>,
 }
 
 impl<'a> GridBounds<'a> {
@@ -59,30 +57,40 @@ impl<'a> GridBounds<'a> {
             sum
         });
         let power = power.collect();
-        let known = if is_complete { states.work_and_forward(problem, fastest) } else { Vec::new() };
+        let work_before = if is_complete { states.work_and_forward(problem, fastest) } else { Vec::new() };
         let widest = states.crossing.iter().chain(&states.crossing_back).copied().fold(0.0, f64::max);
         let weights: f64 = problem.blocks.iter().map(|block| block.weight_gradient.0).sum();
         let total = problem.seconds() / fastest;
         let is_open = !strategy.is_rule() && problem.begins.is_none();
         let there_and_back = total - weights / fastest;
         let forward = problem.blocks.iter().map(|block| block.forward.0).sum::<f64>() / fastest;
-        let by_work = RefCell::default();
-        Self { problem, known, widest, total, there_and_back, forward, power, cut_space, is_open, by_work }
+        let by_work = Memo::default();
+        Self {
+            problem,
+            work_before,
+            widest,
+            total,
+            there_and_back,
+            forward,
+            power,
+            cut_space,
+            is_open,
+            by_work,
+        }
     }
 
-    /// No step of this grid is shorter: its order of operations, the work of its devices and what must cross cuts bound it.
+    /// Returns a lower bound of the step of a grid: by its order of operations, the work of its devices and what must cross cuts.
     ///
-    /// What is `enough` is not bettered.
-    pub(crate) fn floor(&self, grid: Grid, micro_batches: usize, enough: f64) -> f64 {
-        let floor = self.by_work(grid, micro_batches);
+    /// Stops as soon as it is `enough`.
+    pub(crate) fn least_step(&self, grid: Grid, micro_batches: usize, enough: f64) -> f64 {
+        let by_work = self.by_work(grid, micro_batches);
         // Without pipelining the fewest cuts are the best, and what they carry is little beside all work.
         let is_asked = self.is_open && grid.schedule != Schedule::LayerParallel && grid.ranks > 1;
-        match is_asked && floor < enough {
-            true => {
-                let question = self.question(grid, micro_batches);
-                floor.max(self.cut_space.crossing_bound(self.problem).step(&question, enough))
-            }
-            false => floor,
+        if is_asked && by_work < enough {
+            let question = self.question(grid, micro_batches);
+            by_work.max(self.cut_space.crossing_bound(self.problem).step(&question, enough))
+        } else {
+            by_work
         }
     }
 
@@ -90,18 +98,13 @@ impl<'a> GridBounds<'a> {
     pub(crate) fn by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
         let Grid { schedule, ranks, chunks, replicas, .. } = grid;
         let key = (schedule, [ranks, chunks, replicas, micro_batches]);
-        let known = self.by_work.borrow().get(&key).copied();
-        known.unwrap_or_else(|| {
-            let floor = self.find_by_work(grid, micro_batches);
-            self.by_work.borrow_mut().insert(key, floor);
-            floor
-        })
+        self.by_work.get(key, || self.find_by_work(grid, micro_batches))
     }
 
     fn find_by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
-        let known = if grid.chunks == 1 { &self.known[..] } else { &[] };
+        let states = if grid.chunks == 1 { &self.work_before[..] } else { &[] };
         let Grid { schedule, ranks, replicas, .. } = grid;
-        let steps = Steps { schedule, ranks, micro_batches, states: known, total: self.total };
+        let steps = Steps { schedule, ranks, micro_batches, states, total: self.total };
         // All devices together do no more than they can, however unlike they are.
         let n_devices = (ranks * replicas).min(self.power.len());
         let all = (micro_batches * replicas) as f64 * self.problem.seconds() / self.power[n_devices - 1];
@@ -119,7 +122,7 @@ impl<'a> GridBounds<'a> {
                 ((micro_batches - 1) as f64 * self.total + self.forward + sums) / ranks as f64
             }
         };
-        steps.floor().max(all).max(one).max(sums)
+        steps.least_step().max(all).max(one).max(sums)
     }
 
     /// No step of this grid is shorter if its slowest stage computes so long for each micro-batch, on one replica, whatever the cuts:
@@ -128,7 +131,7 @@ impl<'a> GridBounds<'a> {
     pub(crate) fn fill(&self, grid: Grid, micro_batches: usize, slowest: f64) -> f64 {
         let machine = &self.problem.machine;
         let transfer = 2.0 * self.widest * machine.least_seconds_per_byte();
-        if self.known.is_empty() || grid.chunks > 1 || !machine.overlaps || slowest <= transfer {
+        if self.work_before.is_empty() || grid.chunks > 1 || !machine.overlaps || slowest <= transfer {
             return 0.0;
         }
         let (m, all) = (micro_batches as f64, self.total);
@@ -165,20 +168,21 @@ impl<'a> GridBounds<'a> {
 
     /// Returns orders of the blocks that go through narrow cuts, and those cuts; none where all cuts are known anyway.
     pub(crate) fn narrow_orders(&self, grid: Grid, micro_batches: usize) -> Vec<Ordered> {
-        match self.is_open && grid.chunks == 1 && grid.ranks > 1 {
-            true => self.cut_space.crossing_bound(self.problem).lines(&self.question(grid, micro_batches)),
-            false => Vec::new(),
+        if self.is_open && grid.chunks == 1 && grid.ranks > 1 {
+            self.cut_space.crossing_bound(self.problem).lines(&self.question(grid, micro_batches))
+        } else {
+            Vec::new()
         }
     }
 
     fn question(&self, grid: Grid, micro_batches: usize) -> Question {
         let Grid { schedule, ranks, chunks, replicas, .. } = grid;
-        let floor = self.by_work(grid, micro_batches);
+        let least = self.by_work(grid, micro_batches);
         let machine = &self.problem.machine;
         // Neighbours on one level share ports; what is too large to be simulated is timed as if they did not.
         let shares_ports = machine.levels.len() == 1
             && machine.links.is_empty()
-            && is_simulated(grid.n_stages(), micro_batches * replicas, ranks * replicas);
+            && is_simulated(self.problem, grid.n_stages(), micro_batches * replicas, ranks * replicas);
         // Power begins with the fastest device's.
         let (speed, rate) = (self.power[0], machine.least_seconds_per_byte());
         let limit = machine.devices.iter().map(|device| device.memory.0 as f64).fold(0.0, f64::max);
@@ -194,7 +198,7 @@ impl<'a> GridBounds<'a> {
             limit,
             copies: self.problem.training.copies(replicas),
             in_flight,
-            floor,
+            least,
         }
     }
 }

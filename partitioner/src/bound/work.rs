@@ -28,8 +28,8 @@ pub(crate) struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// Returns a time that no step of this schedule beats.
-    pub(crate) fn floor(&self) -> f64 {
+    /// Returns a lower bound of the step of this schedule.
+    pub(crate) fn least_step(&self) -> f64 {
         let m = self.micro_batches as f64;
         match self.schedule {
             Schedule::LayerParallel => m * self.total,
@@ -181,8 +181,9 @@ mod tests {
                     best = best.min(step_time(&order, &stages, true).unwrap().seconds);
                 });
                 let total = states[n_blocks].0;
-                let floor = |states| Steps { schedule, ranks, micro_batches, states, total }.floor();
-                let (exact, loose) = (floor(&states[..]), floor(&[]));
+                let least_step =
+                    |states| Steps { schedule, ranks, micro_batches, states, total }.least_step();
+                let (exact, loose) = (least_step(&states[..]), least_step(&[]));
                 assert!(
                     exact <= best * (1.0 + 1e-9) && loose <= exact * (1.0 + 1e-9),
                     "case {case}: {schedule:?} {shape:?} {blocks:?}: {loose} {exact} {best}"
@@ -199,12 +200,12 @@ mod tests {
     fn equal_stages_are_bounded_by_the_closed_form() {
         for (ranks, micro_batches) in [(2, 4), (4, 16), (8, 64), (3, 4)] {
             for schedule in [Schedule::GPipe, Schedule::OneForwardOneBackward] {
-                let floor =
-                    Steps { schedule, ranks, micro_batches, states: &[], total: ranks as f64 }.floor();
+                let least_step =
+                    Steps { schedule, ranks, micro_batches, states: &[], total: ranks as f64 }.least_step();
                 let exact = (micro_batches + ranks - 1) as f64;
                 assert!(
-                    (floor - exact).abs() < 1e-6 * exact,
-                    "{schedule:?} {ranks} {micro_batches}: {floor}"
+                    (least_step - exact).abs() < 1e-6 * exact,
+                    "{schedule:?} {ranks} {micro_batches}: {least_step}"
                 );
             }
         }

@@ -74,11 +74,11 @@ fn the_steps_of_the_page_are_those_of_the_code() {
         assert_near(4.0 * problem.seconds() / problem.machine.total_speed(), "work", column, 1e-9);
         let states = cut_space.states.work_and_forward(&problem, 1.0);
         let steps = Steps { schedule, ranks: 2, micro_batches: 4, states: &states, total: 12.0 };
-        assert_near(steps.floor(), "order of passes", column, 1e-9);
+        assert_near(steps.least_step(), "order of passes", column, 1e-9);
         let bounds = GridBounds::new(&problem, &cut_space, (&cut_space.states, true), strategy);
         let grid = Grid { schedule, ranks: 2, chunks: 1, replicas: 1, replicas_together: true };
         // As near as it is looked for where all cuts are known.
-        assert_near(bounds.floor(grid, 4, f64::INFINITY), "transfers", column, 0.004);
+        assert_near(bounds.least_step(grid, 4, f64::INFINITY), "transfers", column, 0.004);
         let plan = plan_with(&problem, strategy).unwrap();
         assert_near(plan.seconds(), "fastest plan", column, 1e-9);
         assert!(plan.lower_bound <= plan.seconds() * (1.0 + 1e-9));
@@ -102,7 +102,7 @@ fn what_does_not_fit_bounds_the_step() {
         limit: 155.0,
         copies: problem.training.copies(1),
         in_flight: in_flight_of(schedule, 2, 1, 4, 1),
-        floor: 30.0,
+        least: 30.0,
     };
     assert_near(crossing.step(&question, f64::INFINITY), "memory", 0, 0.004);
     assert_near(plan_with(&problem, strategy).unwrap().seconds(), "memory", 1, 1e-9);

@@ -16,7 +16,7 @@ pub(crate) struct States {
     pub(crate) parameters: Vec<f64>,
     /// Bytes of activations before.
     pub(crate) activations: Vec<f64>,
-    /// Bytes of activations before that stay even where all else is computed again: inputs, where they are less.
+    /// Bytes of activations before that stay even where all else is recomputed: inputs, where they are less.
     pub(crate) least_kept: Vec<f64>,
     /// Bytes of values that cross, forward.
     pub(crate) crossing: Vec<f64>,
@@ -31,7 +31,7 @@ enum Sets {
     Ideals(Ideals),
 }
 
-/// Bytes of each block that stay in memory whatever is computed again; none where they may wait in host memory.
+/// Bytes of each block that stay in memory whatever is recomputed; none where they may wait in host memory.
 fn least_kept(problem: &Problem) -> Vec<f64> {
     let mut inputs: Vec<f64> = problem.blocks.iter().map(|block| block.kept.0 as f64).collect();
     for value in &problem.values {
@@ -173,18 +173,18 @@ impl States {
     /// Returns the work before each state at some speed, ascending, with the least forward work before any state that has as much.
     pub(crate) fn work_and_forward(&self, problem: &Problem, speed: f64) -> Vec<(f64, f64)> {
         let forward = self.sums(|block| problem.blocks[block].forward.0);
-        let mut known: Vec<(f64, f64)> =
+        let mut before: Vec<(f64, f64)> =
             self.work.iter().zip(forward).map(|(work, forward)| (work / speed, forward / speed)).collect();
         // Sums over sets are rounded differently: none may seem to do more work forward than one that has less of it behind.
         let mut least = f64::INFINITY;
-        for state in known.iter_mut().rev() {
+        for state in before.iter_mut().rev() {
             least = least.min(state.1);
             state.1 = least;
         }
-        known
+        before
     }
 
-    /// Returns how many there are.
+    /// Returns their number.
     pub(crate) fn len(&self) -> usize {
         self.work.len()
     }

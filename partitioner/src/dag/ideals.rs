@@ -62,7 +62,7 @@ impl Ideals {
         Self { n_words: set.words().len(), bits }
     }
 
-    /// Returns how many there are.
+    /// Returns their number.
     pub fn len(&self) -> usize {
         self.bits.len() / self.n_words
     }

@@ -13,14 +13,9 @@ use crate::{
     grid::{shape::Grid, stage_times::stage_times, step_time::StageTimes},
     pinned::Pinned,
     solution::SolutionStage,
-    stage::{
-        run::{Cut, Run},
-        score::Scorer,
-    },
+    stage::{costs::StageCosts, scorer::Scorer},
 };
 
-/// The most states that cuts are made of.
-const STATES: usize = 500;
 /// What rounding to whole nanoseconds takes off a transfer at the most.
 const ROUNDING: f64 = 1e-9;
 
@@ -33,7 +28,8 @@ pub(crate) struct AllCuts<'a> {
     pub(crate) grid: Grid,
     /// Micro-batches of one replica.
     pub(crate) each: usize,
-    pub(crate) places: &'a [(Run, usize)],
+    /// Costs on the devices of each stage.
+    costs: &'a [StageCosts<'a>],
     /// Makes a plan of stages and has it simulated.
     pub(crate) finish: &'a dyn Fn(Vec<Timed>) -> Option<Solution>,
     /// The best plan so far.
@@ -64,7 +60,7 @@ struct Wire {
 #[derive(Clone, Copy, Debug)]
 struct Beginning {
     /// No step is shorter.
-    floor: f64,
+    least_step: f64,
     /// Seconds before and behind each micro-batch of later stages, without the transfers of this border.
     head: f64,
 }
@@ -81,21 +77,21 @@ impl<'a> AllCuts<'a> {
         scorer: &'a Scorer<'a>,
         grid: Grid,
         each: usize,
-        places: &'a [(Run, usize)],
+        costs: &'a [StageCosts<'a>],
         finish: &'a dyn Fn(Vec<Timed>) -> Option<Solution>,
     ) -> Self {
         Self {
             scorer,
             grid,
             each,
-            places,
+            costs,
             finish,
             best: None,
             bound: f64::INFINITY,
             left: 0,
-            wires: places.iter().map(|(run, _)| wire_before(scorer, *run)).collect(),
+            wires: costs.iter().map(|costs| wire_before(costs)).collect(),
             rest: Vec::new(),
-            pinned: Pinned::new(scorer.problem, scorer.states, places.iter().map(|place| place.0)),
+            pinned: Pinned::new(scorer.problem, scorer.states, costs.iter().map(|costs| costs.place.run)),
             n_beginnings: 0,
             n_scored: 0,
         }
@@ -103,11 +99,12 @@ impl<'a> AllCuts<'a> {
 
     /// Looks for a better plan than `best` and `bound`; tells whether all cuts were looked at.
     pub(crate) fn search(&mut self) -> bool {
-        if self.scorer.states.len() > STATES && self.places.len() > 1 {
+        let most = self.scorer.problem.training.limits.sizes.all_cuts_states;
+        if self.scorer.states.len() > most && self.costs.len() > 1 {
             return false;
         }
         self.look_ahead();
-        self.go(&mut Vec::new(), 0, Beginning { floor: 0.0, head: 0.0 })
+        self.go(&mut Vec::new(), 0, Beginning { least_step: 0.0, head: 0.0 })
     }
 
     /// Seconds that a plan must take less than.
@@ -126,7 +123,7 @@ impl<'a> AllCuts<'a> {
             return false;
         }
         let index = stages.len();
-        if index == self.places.len() {
+        if index == self.costs.len() {
             if self.left == 0 {
                 return false;
             }
@@ -139,23 +136,23 @@ impl<'a> AllCuts<'a> {
             return true;
         }
         let states = self.scorer.states;
-        let (run, behind) = self.places[index];
-        for (floor, end) in self.ends(stages, start, before) {
-            if floor >= self.limit() {
+        let all_costs = self.costs;
+        let costs = &all_costs[index];
+        for (least_step, end) in self.ends(stages, start, before) {
+            if least_step >= self.limit() {
                 break;
             }
             self.n_scored += end - start;
             if self.n_scored > self.scorer.problem.training.limits.scored_blocks {
                 return false;
             }
-            let cut = Cut { start, end, run, behind };
-            let Some(score) = self.scorer.score(start, end, run, behind) else { continue };
-            let stage = SolutionStage { blocks: states.blocks(start, end), run, score };
-            let times = stage_times(self.scorer, &cut, &stage);
+            let Some(score) = costs.score(start, end) else { continue };
+            let stage = SolutionStage { blocks: states.blocks(start, end), run: costs.place.run, score };
+            let times = stage_times(costs, start, end, &stage);
             let compute = times.forward + times.input_gradient + times.weight_gradient;
             let own = Own { forward: times.forward, compute };
             let next = self.beginning(stages, before, start, end, own);
-            if next.floor >= self.limit() {
+            if next.least_step >= self.limit() {
                 continue;
             }
             stages.push((stage, times));
@@ -173,12 +170,12 @@ impl<'a> AllCuts<'a> {
         let states = self.scorer.states;
         let last = states.len() - 1;
         let index = stages.len();
-        let place = self.scorer.place(self.places[index].0);
+        let speed = self.costs[index].place.speed;
         let limit = self.limit();
         let mut ends = Vec::new();
-        for end in if index + 1 == self.places.len() { last..last + 1 } else { start + 1..last } {
+        for end in if index + 1 == self.costs.len() { last..last + 1 } else { start + 1..last } {
             let work = states.work[end] - states.work[start];
-            let compute = work / place.speed;
+            let compute = work / speed;
             // States stand in the order of their work: no later one needs less.
             if self.each as f64 * compute >= limit {
                 break;
@@ -187,9 +184,9 @@ impl<'a> AllCuts<'a> {
                 continue;
             }
             let own = Own { forward: 0.0, compute };
-            let floor = self.beginning(stages, before, start, end, own).floor;
-            if floor < limit {
-                ends.push((floor, end));
+            let least_step = self.beginning(stages, before, start, end, own).least_step;
+            if least_step < limit {
+                ends.push((least_step, end));
             }
         }
         ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
@@ -207,32 +204,41 @@ impl<'a> AllCuts<'a> {
     ) -> Beginning {
         let index = stages.len();
         let each = self.each as f64;
-        let Beginning { floor, head } = before;
+        let Beginning { least_step, head } = before;
         if self.grid.chunks > 1 {
             // A rank computes all of its chunks.
             let earlier = stages.iter().skip(index % self.grid.ranks).step_by(self.grid.ranks);
             let earlier =
                 earlier.map(|(_, times)| times.forward + times.input_gradient + times.weight_gradient);
-            return Beginning { floor: floor.max(each * (own.compute + earlier.sum::<f64>())), head: 0.0 };
+            return Beginning {
+                least_step: least_step.max(each * (own.compute + earlier.sum::<f64>())),
+                head: 0.0,
+            };
         }
         let rest = self.rest[index + 1][end];
         let (there, back) = self.border(index, start);
         match self.grid.schedule {
             Schedule::LayerParallel => {
                 let head = head + each * (there + own.compute + back);
-                Beginning { floor: floor.max(head + each * rest), head }
+                Beginning { least_step: least_step.max(head + each * rest), head }
             }
             Schedule::GPipe | Schedule::OneForwardOneBackward => {
                 let here = head + there + back;
                 let next = here + own.compute;
-                Beginning { floor: floor.max(here + each * own.compute).max(next + each * rest), head: next }
+                Beginning {
+                    least_step: least_step.max(here + each * own.compute).max(next + each * rest),
+                    head: next,
+                }
             }
             Schedule::InterleavedZeroBubble => {
                 let here = head + there;
                 let next = here + own.forward;
-                Beginning { floor: floor.max(here + each * own.compute).max(next + each * rest), head: next }
+                Beginning {
+                    least_step: least_step.max(here + each * own.compute).max(next + each * rest),
+                    head: next,
+                }
             }
-            _ => Beginning { floor: floor.max(each * own.compute.max(rest)), head: 0.0 },
+            _ => Beginning { least_step: least_step.max(each * own.compute.max(rest)), head: 0.0 },
         }
     }
 
@@ -251,7 +257,7 @@ impl<'a> AllCuts<'a> {
         let states = self.scorer.states;
         let n_states = states.len();
         let last = n_states - 1;
-        let n_stages = self.places.len();
+        let n_stages = self.costs.len();
         self.rest = vec![Vec::new(); n_stages + 1];
         if self.grid.chunks > 1 {
             return;
@@ -260,9 +266,8 @@ impl<'a> AllCuts<'a> {
         let mut rest = vec![f64::INFINITY; n_states];
         rest[last] = 0.0;
         for index in (0..n_stages).rev() {
-            let (run, _) = self.places[index];
-            let place = self.scorer.place(run);
-            let known = self.scorer.time_table(&place, None);
+            let costs = &self.costs[index];
+            let place = &costs.place;
             let mut own = vec![f64::INFINITY; n_states];
             for start in if index == 0 { 0..1 } else { 1..last } {
                 let (there, back) = self.border(index, start);
@@ -274,18 +279,14 @@ impl<'a> AllCuts<'a> {
                     if rest >= own[start] || work <= 0.0 {
                         continue;
                     }
-                    let least = match &known {
-                        Some(known) => known.least(self.scorer, start, end),
-                        None if states.is_before(start, end) => self.scorer.least(start, end, &place),
-                        None => f64::INFINITY,
-                    };
+                    let least = costs.least(start, end);
                     if least == f64::INFINITY {
                         continue;
                     }
                     let time = match self.is_layer() {
                         true => there + work / place.speed + back + rest,
                         // Ports carry what all replicas of a stage send.
-                        false => (least * run.count as f64).max(rest),
+                        false => (least * place.run.count as f64).max(rest),
                     };
                     own[start] = own[start].min(time);
                 }
@@ -297,8 +298,8 @@ impl<'a> AllCuts<'a> {
 }
 
 /// What joins a stage to the one before, whichever replica has it best; nothing where it is not known.
-fn wire_before(scorer: &Scorer, run: Run) -> Wire {
-    let machine = &scorer.problem.machine;
+fn wire_before(costs: &StageCosts) -> Wire {
+    let (machine, run) = (&costs.scorer.problem.machine, costs.place.run);
     let levels = run.devices().map(|device| machine.level(device.checked_sub(run.step())?, device));
     // A replica that nothing joins waits for nothing.
     let least = levels.map(|level| {

@@ -32,14 +32,16 @@ use crate::{
         step_time::{StageTimes, StepTime, step_time},
     },
     pipeline::best::{Sharing, best_pipeline, stages_of},
-    plan_file::simulate::{is_simulated, settle_step},
+    simulate::{is_simulated, settle_step},
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
+        costs::StageCosts,
         in_flight::in_flight_of,
         lines::Lines,
         place::Neighbours,
-        run::Cut,
-        score::{Rules, Scorer},
+        run::{Cut, Run},
+        score::Rules,
+        scorer::Scorer,
     },
     strategy::{deepspeed::least_bound, row::Search, torchgpipe::torchgpipe},
 };
@@ -66,7 +68,7 @@ pub(crate) struct Attempt<'a> {
     places: Places,
     /// Bytes of the devices of each rank.
     memory: Vec<f64>,
-    /// Whether stages were left with less than formulas allow: they throw away enough, perhaps not what is best.
+    /// Whether stages were left with less than formulas allow: they recompute or offload enough, perhaps not what is best.
     has_less: Cell<bool>,
 }
 
@@ -107,11 +109,11 @@ impl<'a> Attempt<'a> {
         let mut scorer = Scorer::new(&self.problem, states, self.rules);
         scorer.memory_plans = Rc::clone(&self.solver.memory_plans);
         if self.grid.chunks == 1 {
-            scorer.places = Rc::clone(&self.solver.places);
+            scorer.runs = Rc::clone(&self.solver.runs);
         }
         let is_open = *goal != Goal::Any;
         let mut lower_bound =
-            if is_open { self.solver.bounds.floor(self.grid, self.each, self.limit()) } else { 0.0 };
+            if is_open { self.solver.bounds.least_step(self.grid, self.each, self.limit()) } else { 0.0 };
         let given = self.given();
         let is_given = given.is_some();
         let climbed = match given {
@@ -186,7 +188,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Finds the pipeline whose slowest stage is fastest, below so many seconds for each micro-batch.
+    /// Finds the pipeline whose slowest stage is fastest, below `below` seconds for each micro-batch.
     fn best_pipeline(
         &self,
         scorer: &Scorer,
@@ -279,7 +281,7 @@ impl<'a> Attempt<'a> {
         bound.is_bound = true;
         bound.memory_plans = Rc::clone(&scorer.memory_plans);
         if chunks == 1 {
-            bound.places = Rc::clone(&self.solver.ideal_places);
+            bound.runs = Rc::clone(&self.solver.ideal_runs);
         }
         self.best_pipeline(&bound, sharing, 0.0, self.below).map_or(self.below, |best| best.0)
     }
@@ -362,7 +364,12 @@ impl<'a> Attempt<'a> {
         if !is_in_order
             || most == f64::INFINITY
             || plan.offloads()
-            || !is_simulated(self.grid.n_stages(), plan.micro_batches as usize, n_devices)
+            || !is_simulated(
+                self.solver.problem,
+                self.grid.n_stages(),
+                plan.micro_batches as usize,
+                n_devices,
+            )
         {
             return false;
         }
@@ -387,7 +394,9 @@ impl<'a> Attempt<'a> {
             let time = step_time(&self.order, &times, problem.machine.overlaps)?;
             self.finish(stages, time, lower_bound).filter(|found| found.1).map(|found| found.0)
         };
-        let mut cuts = AllCuts::new(scorer, *grid, self.each, &self.places, &simulate);
+        let on = |&(run, behind): &(Run, usize)| scorer.on(run, behind).with_tables(false);
+        let costs: Vec<StageCosts> = self.places.iter().map(on).collect();
+        let mut cuts = AllCuts::new(scorer, *grid, self.each, &costs, &simulate);
         (cuts.best, cuts.bound) = (best, self.limit());
         let n_ops: usize = self.order.ranks.iter().map(Vec::len).sum();
         // What is offloaded, and which chunk of a device takes how much of its memory, is chosen by formulas.
@@ -447,7 +456,7 @@ fn add_lines(
             let fits = |borders: &Vec<usize>| {
                 let mut stages = borders.windows(2).zip(places);
                 stages.all(|(pair, &(run, behind))| {
-                    work[pair[0]] < work[pair[1]] && scorer.score(pair[0], pair[1], run, behind).is_some()
+                    work[pair[0]] < work[pair[1]] && scorer.on(run, behind).score(pair[0], pair[1]).is_some()
                 })
             };
             match borders.filter(fits) {

@@ -10,21 +10,21 @@ use crate::{
     grid::{stage_times::stage_times, step_time::StageTimes},
     solution::SolutionStage,
     stage::{
+        costs::StageCosts,
         knapsack::{Choice, Items, pick},
         memory_plan::MemoryPlan,
-        run::{Cut, Run},
-        score::{Rules, Scorer},
+        run::Run,
+        score::Rules,
+        scorer::Scorer,
     },
 };
 
-/// The most trades of a chunk that are listed.
-const TRADES: usize = 256;
 /// Blocks of a chunk whose trades may save a single byte each; more blocks trade parts of the device's memory.
 const FEW_BLOCKS: usize = 8;
 /// Such parts of a device's memory.
 const PARTS: f64 = 32.0;
 
-/// Chooses again what the chunks of devices that are too full throw away, and times all stages; `None` where nothing fits.
+/// Chooses what the chunks of overfull devices recompute or offload, and times all stages; `None` if nothing fits.
 ///
 /// In `problem` every stage stands on a device of its own; stage `s` is on device `s mod memory.len()` of those with `memory`.
 pub(crate) fn share_out(
@@ -38,38 +38,49 @@ pub(crate) fn share_out(
     let states = States::line(problem, line);
     let scorer = Scorer::new(problem, &states, rules);
     let mut end = 0;
-    let cuts: Vec<Cut> = stages
+    let chunks: Vec<Chunk> = stages
         .iter()
         .zip(places)
         .map(|(stage, &(run, behind))| {
             let start = end;
             end += stage.blocks.len();
-            Cut { start, end, run, behind }
+            Chunk { costs: scorer.on(run, behind), start, end }
         })
         .collect();
-    let n_ranks = memory.len();
+    let (n_ranks, sizes) = (memory.len(), problem.training.limits.sizes);
     for (rank, &limit) in memory.iter().enumerate() {
-        let chunks = || (rank..cuts.len()).step_by(n_ranks);
-        if chunks().map(|chunk| stages[chunk].score.memory).sum::<f64>() <= limit {
+        let own = || (rank..chunks.len()).step_by(n_ranks);
+        if own().map(|chunk| stages[chunk].score.memory).sum::<f64>() <= limit {
             continue;
         }
         // A chunk that is alone takes what it can get.
-        let most = if cuts.len() == n_ranks { 1 } else { TRADES };
-        let mut trades: Vec<Vec<MemoryPlan>> =
-            chunks().map(|chunk| trades(&scorer, &cuts[chunk], limit, most)).collect();
-        let choice = |again: &MemoryPlan| Choice { time: again.seconds, memory: again.memory };
+        let most = if chunks.len() == n_ranks { 1 } else { sizes.chunk_choices };
+        let mut trades: Vec<Vec<MemoryPlan>> = own().map(|chunk| chunks[chunk].trades(limit, most)).collect();
+        let choice = |plan: &MemoryPlan| Choice { time: plan.seconds, memory: plan.memory };
         let items: Items = trades.iter().map(|trades| trades.iter().map(choice).collect()).collect();
-        let picked = pick(&items, limit, 0.0)?;
-        for ((chunk, trades), choice) in chunks().zip(&mut trades).zip(picked.choices) {
-            stages[chunk].score = scorer.scored(&cuts[chunk], trades.swap_remove(choice), limit);
+        let picked = pick(&items, limit, 0.0, sizes.knapsack_nodes)?;
+        for ((chunk, trades), choice) in own().zip(&mut trades).zip(picked.choices) {
+            let Chunk { costs, start, end } = &chunks[chunk];
+            stages[chunk].score = costs.scored(*start, *end, trades.swap_remove(choice), limit);
         }
     }
-    Some(cuts.iter().zip(stages.iter()).map(|(cut, stage)| stage_times(&scorer, cut, stage)).collect())
+    let times =
+        |(chunk, stage): (&Chunk, &SolutionStage)| stage_times(&chunk.costs, chunk.start, chunk.end, stage);
+    Some(chunks.iter().zip(stages.iter()).map(times).collect())
 }
 
-/// What a chunk may take of a device's memory and the seconds that costs, the most memory first.
-fn trades(scorer: &Scorer, cut: &Cut, limit: f64, most: usize) -> Vec<MemoryPlan> {
-    let least = if cut.end - cut.start <= FEW_BLOCKS { 1.0 } else { (limit / PARTS).max(1.0) };
-    let with = |limit: &f64| scorer.memory_plan_within(cut, *limit);
-    std::iter::successors(with(&limit), |last| with(&(last.memory - least))).take(most).collect()
+/// A chunk: the states between which it lies, and costs on its device.
+struct Chunk<'a> {
+    costs: StageCosts<'a>,
+    start: usize,
+    end: usize,
+}
+
+impl Chunk<'_> {
+    /// What it may take of a device's memory and the seconds that costs, the most memory first.
+    fn trades(&self, limit: f64, most: usize) -> Vec<MemoryPlan> {
+        let least = if self.end - self.start <= FEW_BLOCKS { 1.0 } else { (limit / PARTS).max(1.0) };
+        let with = |limit: &f64| self.costs.memory_plan(self.start, self.end, *limit);
+        std::iter::successors(with(&limit), |last| with(&(last.memory - least))).take(most).collect()
+    }
 }

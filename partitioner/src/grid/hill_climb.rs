@@ -15,11 +15,7 @@ use crate::{
     },
     pinned::Pinned,
     solution::SolutionStage,
-    stage::{
-        lines::Lines,
-        run::{Cut, Run},
-        score::Scorer,
-    },
+    stage::{costs::StageCosts, lines::Lines, run::Run, scorer::Scorer},
 };
 
 /// Grids that share the passes that may be timed evenly; more of them get as much as these.
@@ -116,16 +112,15 @@ fn climb(
 ) -> Option<Climbed> {
     let overlaps = scorer.problem.machine.overlaps;
     let pinned = Pinned::new(scorer.problem, scorer.states, places.iter().map(|place| place.0));
+    let costs: Vec<StageCosts> = places.iter().map(|&(run, behind)| scorer.on(run, behind)).collect();
     let stage = |borders: &[usize], index: usize| -> Option<Timed> {
-        let (run, behind) = places[index];
         let (start, end) = (borders[index], borders[index + 1]);
         if !pinned.allows(index, start, end) {
             return None;
         }
-        let cut = Cut { start, end, run, behind };
-        let score = scorer.score(start, end, run, behind)?;
-        let stage = SolutionStage { blocks: scorer.states.blocks(start, end), run, score };
-        let times = stage_times(scorer, &cut, &stage);
+        let score = costs[index].score(start, end)?;
+        let stage = SolutionStage { blocks: scorer.states.blocks(start, end), run: places[index].0, score };
+        let times = stage_times(&costs[index], start, end, &stage);
         Some((stage, times))
     };
     let each = order.n_micro_batches() as f64;
@@ -158,7 +153,7 @@ fn climb(
                 // A stage that alone takes as long as the best step has no place in a better one.
                 let is_slow = |index: usize, start: usize, end: usize| {
                     let work = scorer.states.work[end] - scorer.states.work[start];
-                    each * work / scorer.place(places[index].0).speed >= best.seconds
+                    each * work / costs[index].place.speed >= best.seconds
                 };
                 if is_slow(border - 1, borders[border - 1], moved)
                     || is_slow(border, moved, borders[border + 1])

@@ -1,4 +1,4 @@
-//! What is asked of each grid of a strategy, and what is known for all of them.
+//! What the searches of all grids of a strategy share.
 
 use std::{
     cell::{Cell, OnceCell},
@@ -12,10 +12,7 @@ use crate::{
     error::PlanError,
     goal::Goal,
     pipeline::cache::PipelineCache,
-    stage::{
-        lines::Lines,
-        score::{MemoryPlans, PlaceCache},
-    },
+    stage::{lines::Lines, memory_plan::MemoryPlans, place::DeviceRuns},
     strategy::Strategy,
 };
 
@@ -46,8 +43,8 @@ pub(crate) struct GridSolver<'a> {
     /// Lines of blocks that grids climb from.
     pub(crate) lines: Lines,
     /// What runs of the machine's devices bring, and those of the ideal machine's.
-    pub(crate) places: Rc<PlaceCache>,
-    pub(crate) ideal_places: Rc<PlaceCache>,
+    pub(crate) runs: Rc<DeviceRuns>,
+    pub(crate) ideal_runs: Rc<DeviceRuns>,
     /// Whether all devices and links are alike.
     pub(crate) is_uniform: bool,
     /// The problem on its ideal machine; made on first use.

@@ -128,8 +128,8 @@ pub(crate) fn synchronous(
     for grid in grids.into_iter().filter(|grid| !is_known(grid)) {
         match grid.micro_batches(problem) {
             Ok(each) => {
-                let floor = bounds.by_work(grid, each) / (each * grid.replicas) as f64;
-                open.push((floor, each, grid));
+                let own_bound = bounds.by_work(grid, each) / (each * grid.replicas) as f64;
+                open.push((own_bound, each, grid));
             }
             Err(reason) => {
                 refused = refused.or(Some(PlanError::Schedule { strategy: strategy.name(), reason }));
@@ -158,8 +158,8 @@ pub(crate) fn synchronous(
         spent: Cell::new(0),
         memory_plans: Rc::default(),
         lines: Lines::default(),
-        places: Rc::default(),
-        ideal_places: Rc::default(),
+        runs: Rc::default(),
+        ideal_runs: Rc::default(),
         is_uniform: problem.machine.is_uniform() && !problem.has_device_pins(),
         ideal: OnceCell::new(),
     };
@@ -171,21 +171,21 @@ pub(crate) fn synchronous(
         let gains = grid.chunks == 1 || chunked.get(&shape).is_none_or(|seconds| *seconds > 0.0);
         let below = best.as_ref().map_or(goal.below(), |best| best.seconds_each().min(goal.below()));
         // The bound from traffic across cuts is asked for only if the work alone does not rule the grid out.
-        let floor = if below > by_work && goal != Goal::Any {
+        let own_bound = if below > by_work && goal != Goal::Any {
             let n_micro_batches = (each_replica * grid.replicas) as f64;
-            bounds.floor(grid, each_replica, below * n_micro_batches) / n_micro_batches
+            bounds.least_step(grid, each_replica, below * n_micro_batches) / n_micro_batches
         } else {
             by_work
         };
-        if solver.is_spent(grid) && below > floor {
+        if solver.is_spent(grid) && below > own_bound {
             let reason = "no plan that fits was found; not all numbers of chunks were tried".to_string();
             refused = Some(PlanError::Schedule { strategy: strategy.name(), reason });
             error = None;
-            (bound, least) = (bound.min(floor), least.min(floor));
+            (bound, least) = (bound.min(own_bound), least.min(own_bound));
             continue;
         }
-        if !gains || below <= floor {
-            (bound, least) = (bound.min(floor), least.min(floor));
+        if !gains || below <= own_bound {
+            (bound, least) = (bound.min(own_bound), least.min(own_bound));
             continue;
         }
         match solver.solve(grid, each_replica, below) {

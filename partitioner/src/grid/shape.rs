@@ -22,7 +22,7 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// Returns how many parts the model is cut into.
+    /// Returns the number of parts that the model is cut into.
     pub(crate) fn n_stages(self) -> usize {
         self.ranks * self.chunks
     }
@@ -41,7 +41,7 @@ impl Grid {
         self.run(stage % self.ranks, self.ranks)
     }
 
-    /// Returns how many stages and replicas there are; nothing of chunks, whose numbers are tried in their own order.
+    /// Returns the numbers of stages and replicas; (0, 0) for several chunks, whose numbers are tried in their own order.
     pub(crate) fn likeness(self) -> (usize, usize) {
         if self.chunks == 1 { (self.ranks, self.replicas) } else { (0, 0) }
     }
@@ -49,7 +49,7 @@ impl Grid {
     /// Returns the micro-batches of each replica.
     ///
     /// # Errors
-    /// When exactly so many were asked for as replicas cannot share evenly or the schedule does not take.
+    /// When an exact number was asked for that replicas cannot share evenly or the schedule does not take.
     pub(crate) fn micro_batches(self, problem: &Problem) -> Result<usize, String> {
         let wanted = problem.training.wanted(&problem.machine) as usize;
         let is_exact = matches!(problem.training.micro_batches, MicroBatches::Exactly(_));
@@ -123,7 +123,7 @@ impl GridSpace {
         grids
     }
 
-    /// Returns one stage with so many replicas.
+    /// Returns one stage with replicas.
     ///
     /// # Errors
     /// When more stages were asked for.

@@ -13,11 +13,7 @@ use crate::{
     },
     pipeline::best::least_between,
     solution::Solution,
-    stage::{
-        in_flight::in_flight_of,
-        place::Neighbours,
-        score::{Rules, Scorer},
-    },
+    stage::{in_flight::in_flight_of, place::Neighbours, score::Rules, scorer::Scorer},
 };
 
 /// Shares of a device's memory that a chunk may take, where an equal one is too little.

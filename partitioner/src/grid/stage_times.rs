@@ -6,13 +6,10 @@ use crate::{
     grid::step_time::StageTimes,
     problem::Problem,
     solution::SolutionStage,
-    stage::{
-        run::{Cut, Run},
-        score::Scorer,
-    },
+    stage::{costs::StageCosts, run::Run},
 };
 
-/// How so many replicas share out what the training says; nothing where there is one.
+/// Returns what replicas share out: nothing for a single one.
 pub(crate) fn shared_out(problem: &Problem, replicas: usize) -> Execution {
     let training = &problem.training;
     let sharding = Some(training.sharding).filter(|level| *level != ShardingLevel::None && replicas > 1);
@@ -22,12 +19,12 @@ pub(crate) fn shared_out(problem: &Problem, replicas: usize) -> Execution {
 }
 
 /// Buckets of a stage's gradients, and the seconds of one.
-fn buckets(scorer: &Scorer, cut: &Cut) -> (usize, f64) {
-    let bytes = scorer.parameters(cut.start, cut.end);
-    let place = scorer.place(cut.run);
-    if cut.run.count == 1 || bytes == 0.0 {
+fn buckets(costs: &StageCosts, start: usize, end: usize) -> (usize, f64) {
+    let bytes = costs.scorer.parameters(start, end);
+    let place = &costs.place;
+    if place.run.count == 1 || bytes == 0.0 {
         // Tied parameters alone.
-        let seconds = scorer.all_reduce(cut.start, cut.end, &place);
+        let seconds = costs.all_reduce(start, end);
         return (usize::from(seconds > 0.0), seconds);
     }
     let n_buckets = ((bytes / schema::BUCKET.0 as f64).ceil()).clamp(1.0, 4096.0);
@@ -36,42 +33,43 @@ fn buckets(scorer: &Scorer, cut: &Cut) -> (usize, f64) {
 
 /// Seconds in which replicas bring the parameters that they share out together for a pass, and add up one micro-batch's gradients and
 /// share them out: each half of an all-reduce, which runs beside a pass and bounds it.
-fn shared(scorer: &Scorer, cut: &Cut) -> (f64, f64) {
+fn shared(costs: &StageCosts, start: usize, end: usize) -> (f64, f64) {
+    let (scorer, run) = (costs.scorer, costs.place.run);
     let half = || {
-        let count = scorer.problem.training.sharers(cut.run.count);
-        let place = scorer.place(Run { count, ..cut.run });
-        place.all_reduce(scorer.parameters(cut.start, cut.end)) / 2.0
+        let count = scorer.problem.training.sharers(run.count);
+        let place = scorer.place(Run { count, ..run });
+        place.all_reduce(scorer.parameters(start, end)) / 2.0
     };
-    match shared_out(scorer.problem, cut.run.count).sharding {
+    match shared_out(scorer.problem, run.count).sharding {
         Some(ShardingLevel::Zero3) => (half(), half()),
         Some(ShardingLevel::Zero2) => (0.0, half()),
         _ => (0.0, 0.0),
     }
 }
 
-/// Times of one micro-batch on one replica of a stage.
-pub(crate) fn stage_times(scorer: &Scorer, cut: &Cut, stage: &SolutionStage) -> StageTimes {
+/// Times of one micro-batch on one replica of the stage between two states.
+pub(crate) fn stage_times(costs: &StageCosts, start: usize, end: usize, stage: &SolutionStage) -> StageTimes {
+    let StageCosts { scorer, place, .. } = costs;
     let problem = scorer.problem;
-    let place = scorer.place(cut.run);
     let speed = place.speed;
     let sum = |field: &dyn Fn(&crate::Block) -> f64| {
         stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
     };
-    let overhead = stage.score.overhead * cut.run.count as f64;
+    let overhead = stage.score.overhead * place.run.count as f64;
     // A grid's stage is as late as its latest replica.
     let (before, after) = place.slowest;
     let send = |bytes: f64, level: Option<crate::MachineLevel>| {
         level.map_or((0.0, 0.0), |level| (bytes / level.bandwidth.0, level.latency.0))
     };
-    let (gather, scatter) = shared(scorer, cut);
+    let (gather, scatter) = shared(costs, start, end);
     let input_gradient = sum(&|block| block.input_gradient.0) + overhead;
     StageTimes {
         forward: sum(&|block| block.forward.0).max(gather),
         input_gradient: input_gradient.max(gather),
         weight_gradient: sum(&|block| block.weight_gradient.0).max(scatter),
-        send: send(scorer.states.crossing[cut.end], after),
-        send_back: send(scorer.states.crossing_back[cut.start], before),
-        buckets: buckets(scorer, cut),
+        send: send(scorer.states.crossing[end], after),
+        send_back: send(scorer.states.crossing_back[start], before),
+        buckets: buckets(costs, start, end),
     }
 }
 
@@ -82,10 +80,10 @@ pub(crate) fn passes_alone(problem: &Problem, stage: &SolutionStage) -> StageTim
     let sum = |blocks: &[usize], field: &dyn Fn(&crate::Block) -> f64| {
         blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
     };
-    let again = sum(&stage.score.recompute, &|block| block.forward.0);
+    let recomputed = sum(&stage.score.recompute, &|block| block.forward.0);
     StageTimes {
         forward: sum(&stage.blocks, &|block| block.forward.0),
-        input_gradient: sum(&stage.blocks, &|block| block.input_gradient.0) + again,
+        input_gradient: sum(&stage.blocks, &|block| block.input_gradient.0) + recomputed,
         weight_gradient: sum(&stage.blocks, &|block| block.weight_gradient.0),
         send: (0.0, 0.0),
         send_back: (0.0, 0.0),

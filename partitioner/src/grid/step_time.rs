@@ -79,7 +79,7 @@ impl<'a> Timer<'a> {
         }
     }
 
-    /// Returns seconds that no step of these stages is shorter than: each rank's passes, and behind and before them one micro-batch's way
+    /// Returns a lower bound of the step of these stages: each rank's passes, and behind and before them one micro-batch's way
     /// through the other stages. `docs/bounds.md`, "One micro-batch through all other stages". O(stages).
     pub(crate) fn least(&self, stages: &[StageTimes]) -> f64 {
         let m = self.n_micro_batches as f64;
@@ -117,7 +117,7 @@ impl<'a> Timer<'a> {
         left
     }
 
-    /// Times the order; `None` when it deadlocks, or as soon as a rank cannot be through below so many seconds.
+    /// Times the order; `None` when it deadlocks, or as soon as a rank cannot finish below `below` seconds.
     pub(crate) fn time(&mut self, stages: &[StageTimes], below: f64) -> Option<StepTime> {
         let mut left = self.left(stages);
         let (order, n_micro_batches, rank_of) = (self.order, self.n_micro_batches, &self.rank_of);

@@ -13,27 +13,16 @@ use crate::{
     error::PlanError,
     goal::{Goal, InOrder},
     grid::{shape::counts, stage_times::shared_out},
-    plan_file::simulate::{is_simulated, settle_step},
+    simulate::{is_simulated, settle_step},
     solution::{MadeBy, Objective, Solution, SolutionStage},
-    stage::{
-        in_flight::in_flight_of,
-        place::Neighbours,
-        run::{Cut, Run},
-        score::{Rules, Scorer},
-    },
+    stage::{in_flight::in_flight_of, place::Neighbours, run::Run, score::Rules, scorer::Scorer},
     strategy::{
         Strategy, deepspeed::deepspeed, even_layers::even_layers, even_parameters::even_parameters,
         torchgpipe::torchgpipe,
     },
 };
 
-/// Up to so many cuts into as many stages all are tried.
-const CUTS: usize = 300;
-
-/// Operations that are simulated for one number of stages, at the most.
-const OPERATIONS: usize = 150_000;
-
-/// Shares of a device's memory that a stage may take by formula; with less of it, more is computed again.
+/// Shares of a device's memory that a stage may take by formula; with less of it, more is recomputed.
 const SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.3];
 
 /// Makes of each stage's memory and time those of its device, which has the stage at the other end, too.
@@ -81,8 +70,8 @@ pub(crate) fn two_way(
     let (mut best, mut error): (Option<Solution>, Option<PlanError>) = (None, None);
     for ranks in ranks {
         // Fewer devices than are needed for what was found.
-        let floor = problem.seconds() / (devices[0].speed * ranks as f64);
-        if best.as_ref().is_some_and(|best| best.seconds_each() <= floor) {
+        let by_work = problem.seconds() / (devices[0].speed * ranks as f64);
+        if best.as_ref().is_some_and(|best| best.seconds_each() <= by_work) {
             continue;
         }
         let search = match Search::new(problem, cut_space, (strategy, schedule), ranks) {
@@ -134,7 +123,7 @@ impl<'a> Search<'a> {
         ranks: usize,
     ) -> Result<Self, String> {
         let micro_batches = micro_batches(problem, schedule, ranks)?;
-        if !is_simulated(2 * ranks, micro_batches, ranks) {
+        if !is_simulated(problem, 2 * ranks, micro_batches, ranks) {
             return Err("a step is too large to be simulated while planning".into());
         }
         let in_flight = in_flight_of(schedule, ranks, 1, micro_batches, 1);
@@ -142,7 +131,9 @@ impl<'a> Search<'a> {
         let scorer = Scorer::new(problem, cut_space.line(problem), rules);
         let is_open = problem.training.recompute || problem.training.offload;
         let shares = if is_open { &SHARES[..] } else { &SHARES[..1] };
-        let budget = (OPERATIONS / (4 * ranks * micro_batches)).clamp(20, 2 * CUTS);
+        let sizes = problem.training.limits.sizes;
+        let budget =
+            (sizes.two_copies_passes / (4 * ranks * micro_batches)).clamp(20, 2 * sizes.two_copies_cuts);
         Ok(Self { problem, strategy, schedule, ranks, micro_batches, scorer, shares, budget })
     }
 
@@ -151,7 +142,8 @@ impl<'a> Search<'a> {
         if let Some(begins) = &self.problem.begins {
             return self.timed(&[&[0], begins.as_slice(), &[n_blocks]].concat());
         }
-        let all = all_borders(n_blocks, self.ranks, CUTS.min(self.budget));
+        let most = self.problem.training.limits.sizes.two_copies_cuts;
+        let all = all_borders(n_blocks, self.ranks, most.min(self.budget));
         let is_open = all.is_none() && goal != Goal::Any;
         let by_hand = || {
             let (problem, ranks) = (self.problem, self.ranks);
@@ -199,9 +191,9 @@ impl<'a> Search<'a> {
         for share in self.shares {
             let stage = |(index, pair): (usize, &[usize])| {
                 let run = Run { first: index, count: 1, stride: 1 };
-                let cut = Cut { start: pair[0], end: pair[1], run, behind: self.ranks - index };
-                let plan = self.scorer.memory_plan_within(&cut, share * limit)?;
-                let score = self.scorer.scored(&cut, plan, limit);
+                let costs = self.scorer.on(run, self.ranks - index);
+                let plan = costs.memory_plan(pair[0], pair[1], share * limit)?;
+                let score = costs.scored(pair[0], pair[1], plan, limit);
                 let blocks = self.scorer.states.blocks(pair[0], pair[1]);
                 (score.compute > 0.0).then_some(SolutionStage { blocks, run, score })
             };
@@ -250,7 +242,7 @@ fn micro_batches(problem: &Problem, schedule: Schedule, ranks: usize) -> Result<
     }
 }
 
-/// Returns all borders of so many stages where they are no more than `most`.
+/// Returns all cuts into `n_stages` stages; `None` if there are more than `most`.
 fn all_borders(n_blocks: usize, n_stages: usize, most: usize) -> Option<Vec<Borders>> {
     let mut open: Vec<Borders> = vec![vec![0]];
     for stage in 1..n_stages {
@@ -275,12 +267,12 @@ mod tests {
     use super::*;
     use crate::{
         check_plan,
-        oracle::random_problems::{Dice, cases, problem},
-        plan_file::{simulate::cluster, write::to_plan},
+        oracle::random_problems::{Dice, cases, cluster, problem},
+        plan_file::write::to_plan,
         plan_with,
     };
 
-    /// Plans are as fast as the fastest of all that the simulator times and that fit, where nothing is computed again; and a device
+    /// Plans are as fast as the fastest of all that the simulator times and that fit, where nothing is recomputed; and a device
     /// holds two stages.
     #[test]
     fn plans_are_the_fastest_of_all_cuts() {

@@ -37,12 +37,12 @@ impl Matrix {
         Self { rows, columns, cells }
     }
 
-    /// Returns how many rows it has: strategies of the first operator.
+    /// Returns the number of rows: strategies of the first operator.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Returns how many columns it has: strategies of the second operator.
+    /// Returns the number of columns: strategies of the second operator.
     pub fn columns(&self) -> usize {
         self.columns
     }

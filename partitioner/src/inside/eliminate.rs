@@ -31,7 +31,7 @@ pub fn eliminate(choices: &Choices, price: impl Fn(&Cost) -> f64) -> Found {
     eliminate_within(choices, price, MAX_CELLS)
 }
 
-/// Finds strategies with tables of so many cells at the most.
+/// Finds strategies with tables of at most `max_cells` cells.
 pub(super) fn eliminate_within(choices: &Choices, price: impl Fn(&Cost) -> f64, max_cells: usize) -> Found {
     let prices: Vec<Vec<f64>> = choices.nodes.iter().map(|node| node.iter().map(&price).collect()).collect();
     if prices.iter().any(Vec::is_empty) {
@@ -263,7 +263,7 @@ impl Elimination {
         cells
     }
 
-    /// Returns how many operators the graph has.
+    /// Returns the number of operators.
     pub(super) fn n_operators(&self) -> usize {
         self.sizes.len()
     }

@@ -3,7 +3,7 @@
 //! Parts are numbered with samples outermost and the parts of sums innermost; part `i` runs on device `i`. So the parts that
 //! exchange most share a node.
 
-/// In how many parts each dimension of a layer is split.
+/// The degrees of a layer: parts of each dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Degrees {
     /// Parts of samples, channels, height and width of the result.
@@ -21,17 +21,17 @@ impl Degrees {
         Self { result: [parts, 1, 1, 1], sums: 1 }
     }
 
-    /// Returns how many parts there are, one to a device.
+    /// Returns the number of parts, one to a device.
     pub fn parts(&self) -> usize {
         self.tiles() * self.sums
     }
 
-    /// Returns in how many parts the result is.
+    /// Returns the number of parts of the result.
     pub fn tiles(&self) -> usize {
         self.result.iter().product()
     }
 
-    /// Returns how many parts use the same part of the parameters.
+    /// Returns the number of parts that use the same part of the parameters.
     pub fn replicas(&self) -> usize {
         self.result[0] * self.result[2] * self.result[3]
     }
@@ -60,7 +60,7 @@ pub enum Need {
     },
     /// The same part of a result in which the value begins at an element: a concatenation.
     From(u64),
-    /// The same part of a result that has so many elements for each of the value: channels of an image laid out flat.
+    /// The same part of a result with several elements for each of the value: channels of a flattened image.
     Flat(u64),
     /// The part of the sums.
     Sums,
@@ -108,7 +108,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Returns in which ways it can be split over so many devices; first, not at all. Degrees divide the number of devices,
+    /// Returns the splits over a number of devices; the first is none. Degrees divide the number of devices,
     /// samples, channels and sums; rows and columns may be uneven by one.
     pub fn degrees(&self, devices: usize) -> Vec<Degrees> {
         let fits = |dimension: usize, parts: usize| {
@@ -154,7 +154,7 @@ pub(super) fn part(size: u64, parts: usize, index: usize) -> (u64, u64) {
 }
 
 impl Need {
-    /// Returns what is read of a dimension of a value with so many elements.
+    /// Returns the range that is read of a dimension of `size` elements.
     pub(super) fn range(self, size: u64, own: (u64, u64), sums: (u64, u64)) -> (u64, u64) {
         let (first, end) = match self {
             Self::All => (0, size),

@@ -7,7 +7,7 @@ use super::Volume;
 /// The links of a machine's devices in their order.
 pub struct Links<'a> {
     machine: &'a Machine,
-    /// By number of devices: the slowest link among the first so many.
+    /// The slowest link among the first devices, by their number.
     slowest: Vec<Option<MachineLevel>>,
 }
 
@@ -24,7 +24,7 @@ impl<'a> Links<'a> {
         link.latency.0 + volume.sent.max(volume.received) / link.bandwidth.0
     }
 
-    /// Returns the seconds of an all-reduce among so many devices, each so many behind the one before.
+    /// Returns the seconds of an all-reduce among a number of devices at equal distances.
     pub fn all_reduce(&self, devices: usize, apart: usize, bytes: f64) -> f64 {
         let members: Vec<usize> = (0..devices).map(|index| index * apart).collect();
         Group::of(self.machine, &members).map_or(0.0, |group| group.all_reduce(bytes))

@@ -9,7 +9,7 @@ use super::{
     eliminate::{Elimination, whole},
 };
 
-/// A layer, so many times.
+/// A layer and the number of its repetitions.
 pub struct Repeated {
     elimination: Elimination,
     entry: usize,

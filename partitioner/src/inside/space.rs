@@ -15,7 +15,7 @@ pub trait Prices {
     fn compute(&self, layer: usize, degrees: &Degrees) -> f64;
     /// Returns the seconds in which a volume moves, one way; nothing moves in none.
     fn exchange(&self, volume: &Volume) -> f64;
-    /// Returns the seconds of an all-reduce among so many devices, each so many behind the one before.
+    /// Returns the seconds of an all-reduce among a number of devices at equal distances.
     fn all_reduce(&self, devices: usize, apart: usize, bytes: f64) -> f64;
     /// Returns the bytes that a device keeps for each byte of parameters: the parameters, gradients, state of the optimizer.
     fn copies(&self) -> f64;

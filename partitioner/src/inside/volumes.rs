@@ -7,7 +7,7 @@ use super::layers::{Degrees, Layer, Need, Read, part};
 /// What moves between devices in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Volume {
-    /// Devices that take part: the first so many.
+    /// Number of devices that take part: the first ones.
     pub devices: usize,
     /// Bytes that the device with most sends.
     pub sent: f64,
@@ -33,7 +33,7 @@ pub(super) struct Between<'a> {
 
 /// What devices do with a value under one way to split.
 struct Side {
-    /// Devices that take part: the first so many.
+    /// Number of devices that take part: the first ones.
     devices: usize,
     /// By dimension: the number of its pattern.
     patterns: [usize; 4],

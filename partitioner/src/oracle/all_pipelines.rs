@@ -9,12 +9,7 @@ use crate::{
         long_chain::{best_chain, can_walk},
     },
     plan_with,
-    stage::{
-        in_flight::InFlight,
-        place::Neighbours,
-        run::Run,
-        score::{Rules, Scorer},
-    },
+    stage::{in_flight::InFlight, place::Neighbours, run::Run, score::Rules, scorer::Scorer},
 };
 
 /// The fastest slowest stage over all chains that begin at `start` with the last `left` devices.
@@ -32,8 +27,9 @@ fn fastest(scorer: &Scorer, start: usize, left: usize) -> f64 {
         for count in 1..=left {
             let run = Run { first: n_devices - left, count, stride: 1 };
             // A score and its quick form must agree.
-            let quick = scorer.seconds_below(start, end, &scorer.place(run), left, f64::INFINITY);
-            let scored = scorer.score(start, end, run, left).map_or(f64::INFINITY, |score| score.seconds);
+            let costs = scorer.on(run, left);
+            let quick = costs.below(start, end, f64::INFINITY);
+            let scored = costs.score(start, end).map_or(f64::INFINITY, |score| score.seconds);
             assert!(quick == scored || (quick - scored).abs() < 1e-9 * scored, "{quick} is not {scored}");
             best = best.min(quick.max(fastest(scorer, end, left - count)));
         }

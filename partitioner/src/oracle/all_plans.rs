@@ -1,6 +1,6 @@
 //! Every plan that a user could write by hand, scored as `plan --check` scores it: what strategies claim, against all of them.
 //!
-//! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks computed again or offloaded.
+//! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks recomputed or offloaded.
 //! A plan said to be optimal is as fast as the fastest of them; none is faster than the bound; and nothing fits where it is said so.
 
 use schema::{
@@ -130,7 +130,7 @@ fn assignments(problem: &Problem, count: usize) -> Vec<Vec<usize>> {
     lists
 }
 
-/// What each block does, from all kept to all changed: 0 keeps, 1 computes again, 2 offloads.
+/// What each block does, from all kept to all changed: 0 keeps, 1 recomputes, 2 offloads.
 fn choices(problem: &Problem) -> Vec<Vec<u8>> {
     let mut kinds = vec![0];
     kinds.extend(problem.training.recompute.then_some(1));
@@ -218,7 +218,7 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                         if best.as_ref().is_some_and(|best| busy.fold(0.0, f64::max) >= best.seconds_each()) {
                             continue;
                         }
-                        // A stage that is the unit is computed again whole or not at all.
+                        // A stage that is the unit is recomputed whole or not at all.
                         let unit = problem.training.recompute_unit;
                         let is_some = |part: &Vec<usize>| part.iter().any(|&block| choice[block] == 1);
                         let is_all = |part: &Vec<usize>| part.iter().all(|&block| choice[block] == 1);
@@ -507,7 +507,7 @@ fn what_replicas_share_out_is_as_fast_as_all_plans_allow() {
     assert!(n_chosen > 2, "{n_chosen} plans share anything out");
 }
 
-/// Stages in a line: blocks, devices, and what is computed again or offloaded.
+/// Stages in a line: blocks, devices, and what is recomputed or offloaded.
 fn told(solution: &Solution) -> String {
     let stage = |stage: &crate::SolutionStage| {
         let devices: Vec<usize> = solution.devices(stage).collect();

@@ -1,6 +1,7 @@
 //! Random problems for tests, the same in every run.
 
-use schema::{Bytes, BytesPerSecond, Seconds};
+use indexmap::IndexMap;
+use schema::{Bytes, BytesPerSecond, Cluster, Device, DeviceType, Level, Link, Seconds};
 
 use crate::{Block, Machine, MachineDevice, MachineLevel, Problem, Tie, Training, Value};
 
@@ -71,5 +72,39 @@ pub(crate) fn problem(
         training,
         begins: None,
         pins: Vec::new(),
+    }
+}
+
+/// The machine as a cluster; speeds are in the stages' costs already.
+pub(crate) fn cluster(machine: &Machine) -> Cluster {
+    let mut types = IndexMap::new();
+    let mut devices: IndexMap<&str, Device> = IndexMap::new();
+    for device in &machine.devices {
+        let type_ = format!("{} {} {}", device.memory.0, device.host_bandwidth.0, device.memory_bandwidth.0);
+        types.entry(type_.clone()).or_insert_with(|| DeviceType {
+            memory: device.memory,
+            memory_bandwidth: device.memory_bandwidth,
+            host_bandwidth: Some(device.host_bandwidth),
+            ..DeviceType::default()
+        });
+        let place = device.place.clone();
+        devices.entry(&device.name).or_insert_with(|| Device { name: device.name.clone(), type_, place });
+    }
+    let levels = machine.levels.iter().enumerate().map(|(index, level)| Level {
+        name: index.to_string(),
+        bandwidth: level.bandwidth,
+        latency: level.latency,
+    });
+    let links = machine.links.iter().map(|(from, to, level)| Link {
+        from: from.clone(),
+        to: to.clone(),
+        bandwidth: level.bandwidth,
+        latency: level.latency,
+    });
+    Cluster {
+        types,
+        devices: devices.into_values().collect(),
+        levels: levels.collect(),
+        links: links.collect(),
     }
 }

@@ -5,13 +5,11 @@ use simulator::{PlanOptions, from_plan, simulate};
 
 use crate::{
     Objective, Problem, STRATEGIES, Solution, Strategy, check_plan,
-    oracle::random_problems::{Dice, cases, is_skipped, problem},
+    oracle::random_problems::{Dice, cases, cluster, is_skipped, problem},
     plan_auto,
-    plan_file::{
-        simulate::{cluster, planned},
-        write::to_plan,
-    },
+    plan_file::write::to_plan,
     plan_with,
+    simulate::planned,
 };
 
 /// Random problems with recompute, offload, ties, skips, replicas, several levels and devices that differ.
@@ -80,8 +78,13 @@ fn objectives_are_what_the_simulator_says() {
         let Ok(step) = from_plan(&plan, &PlanOptions::default()) else {
             // A stage without work is not simulated.
             assert!(solution.stages.iter().any(|stage| stage.score.compute == 0.0), "{name}");
+            assert!(planned(problem, solution).is_none(), "{name}");
             return;
         };
+        // Searches simulate what the file will say, to the bit.
+        let own = planned(problem, solution).unwrap_or_else(|| panic!("{name}: the file is simulated"));
+        assert_eq!((&own.workload, &own.machine), (&step.workload, &step.machine), "{name}");
+        assert_eq!((&own.order, &own.kept), (&step.order, &step.kept), "{name}");
         let timeline = simulate(&step.workload, &step.order, &step.machine).unwrap();
         let (ours, theirs) = match solution.objective {
             Objective::Step(seconds) => (seconds, timeline.step as f64 * 1e-9),

@@ -6,7 +6,7 @@
 //!
 //! Cost: O(Q²·M²) stages at worst; a bound U leaves only those j between which neither side has more work than its devices
 //! do in U or needs more memory than they have, and at which what crosses can be sent in U. U is guessed from below and grows until
-//! a plan is found, so it is tight: first as if memory were no matter, then from what that takes.
+//! a plan is found, so it is tight: first without a memory limit, then from the time that this takes.
 
 use std::{cell::OnceCell, cmp::Reverse, collections::BinaryHeap};
 
@@ -14,14 +14,14 @@ use crate::{
     pinned::Pinned,
     solution::SolutionStage,
     stage::{
+        costs::StageCosts,
         run::{Cut, Run},
-        score::Scorer,
-        time_table::RunTimes,
+        scorer::Scorer,
     },
 };
 
 /// How devices may be given to stages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Sharing {
     /// Any number to each stage.
     Free,
@@ -38,10 +38,10 @@ pub(crate) enum Sharing {
 
 const NONE: u32 = u32::MAX;
 
-/// The most times what is possible without a limit on memory that is guessed.
+/// The largest guess, as a multiple of the time without a memory limit.
 const FAR: f64 = 4.0;
 
-/// Whether memory is looked at.
+/// Whether memory limits stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
     Counts,
@@ -59,7 +59,7 @@ pub(crate) fn best_pipeline(scorer: &Scorer, sharing: Sharing, bound: f64) -> Op
     best_within_memory(scorer, sharing, roomy.0, bound)
 }
 
-/// The same if memory were no matter.
+/// The same without a memory limit.
 pub(crate) fn best_without_limit(scorer: &Scorer, sharing: Sharing, bound: f64) -> Option<(f64, Vec<Cut>)> {
     let machine = &scorer.problem.machine;
     let total = *scorer.states.work.last().expect("states are not empty");
@@ -73,7 +73,7 @@ pub(crate) fn best_without_limit(scorer: &Scorer, sharing: Sharing, bound: f64) 
     grow(scorer, sharing, (total / speed, f64::INFINITY), bound, Memory::Free)
 }
 
-/// The same where it is known what the slowest stage takes at the least: if memory were no matter, or by a lower bound.
+/// The same, given a lower bound of the slowest stage: its time without a memory limit, say.
 pub(crate) fn best_within_memory(
     scorer: &Scorer,
     sharing: Sharing,
@@ -84,35 +84,33 @@ pub(crate) fn best_within_memory(
     grow(scorer, sharing, (least, FAR), bound, Memory::Counts)
 }
 
-/// Asks for more and more times a floor, up to so many, and then without a limit.
+/// Raises the limit from a lower bound until a pipeline is found, up to `far` times the bound, and then drops it.
 fn grow(
     scorer: &Scorer,
     sharing: Sharing,
-    (floor, far): (f64, f64),
+    (least, far): (f64, f64),
     bound: f64,
     memory: Memory,
 ) -> Option<(f64, Vec<Cut>)> {
     let far = far.min(1e6);
-    let mut guess = floor * 1.02;
+    let mut guess = least * 1.02;
     loop {
-        let limit = if guess > floor * far || guess == 0.0 { f64::INFINITY } else { guess.min(bound) };
+        let limit = if guess > least * far || guess == 0.0 { f64::INFINITY } else { guess.min(bound) };
         if let Some(found) = solve(scorer, sharing, limit.min(bound), memory) {
             return Some(found);
         }
         if limit >= bound || limit == f64::INFINITY {
             return None;
         }
-        guess = floor + (guess - floor) * if memory == Memory::Counts { 10.0 } else { 3.0 };
+        guess = least + (guess - least) * if memory == Memory::Counts { 10.0 } else { 3.0 };
     }
 }
-
-/// The most stages that are scored where a stage's memory depends on the one before.
-const SCORED: f64 = 3e6;
 
 /// Tells whether [`best_with_before`] is quick.
 pub(crate) fn has_few_with_before(scorer: &Scorer) -> bool {
     let (n_states, n_devices) = (scorer.states.len() as f64, scorer.problem.machine.devices.len() as f64);
-    n_states.powi(2) * n_devices.powi(3) / 12.0 <= SCORED
+    let most = scorer.problem.training.limits.sizes.chained_stages;
+    n_states.powi(2) * n_devices.powi(3) / 12.0 <= most as f64
 }
 
 /// Finds the pipeline whose slowest stage is fastest, every stage's memory counted for the replicas of the stage before it.
@@ -137,14 +135,14 @@ pub(crate) fn best_with_before(scorer: &mut Scorer) -> Option<(f64, Vec<Cut>)> {
             for start in if before == 0 { 0..1 } else { 1..last } {
                 let own = at(layer, start, before);
                 for size in 1..=layer {
-                    let place = scorer.place(Run { first, count: size, stride: 1 });
+                    let costs = scorer.on(Run { first, count: size, stride: 1 }, layer);
                     for end in start + 1..n_states {
                         let is_empty = states.work[end] <= states.work[start] && total > 0.0;
                         let after = best[at(layer - size, end, size)];
                         if is_empty || after >= best[own] || !states.is_before(start, end) {
                             continue;
                         }
-                        let time = after.max(scorer.seconds_below(start, end, &place, layer, best[own]));
+                        let time = after.max(costs.below(start, end, best[own]));
                         if time < best[own] {
                             best[own] = time;
                             came[own] = (end as u32, size);
@@ -256,7 +254,7 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Bytes that what lies between two states needs at the least, whatever is thrown away.
+/// Lower bound of the bytes between two states, whatever is recomputed or offloaded.
 pub(crate) fn least_between(scorer: &Scorer, start: usize, end: usize, in_flight: usize) -> f64 {
     let (problem, parameters) = (scorer.problem, &scorer.states.parameters);
     let copies = problem.training.copies(problem.machine.devices.len());
@@ -286,7 +284,7 @@ struct Program<'a> {
     came: Vec<(u32, u32)>,
     /// What may stand in which stage, where blocks are pinned.
     pinned: Option<Pinned>,
-    /// Ends of a stage of which only the least time is known; a time above 0 has the order of its bits.
+    /// Ends of a stage with a lower bound of its time: positive floats sort as their bits.
     open: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
@@ -331,37 +329,29 @@ impl<'a> Program<'a> {
     /// Finds the best first stage from each state to the end on the devices of the last layers.
     fn fill_layer(&mut self, layer: usize) {
         let behind = self.layers.behind(layer);
-        let table = match self.layers.sharing {
-            Sharing::Free => None,
-            Sharing::Equal { replicas, .. } => {
-                let in_flight = self.scorer.rules.in_flight.count(replicas, behind);
-                let in_flight = (self.memory == Memory::Counts).then_some(in_flight);
-                self.scorer.time_table(&self.scorer.place(self.layers.run(layer, 1)), in_flight)
-            }
-        };
         let scorer = self.scorer;
-        let times_on = |layers: &Layers, size: usize| RunTimes {
-            scorer,
-            place: scorer.place(layers.run(layer, size)),
-            table: table.clone(),
-            behind,
+        let counts_memory = self.memory == Memory::Counts;
+        let costs_on = |layers: &Layers, size: usize| match layers.sharing {
+            Sharing::Free => scorer.on(layers.run(layer, size), behind),
+            Sharing::Equal { .. } => scorer.on(layers.run(layer, size), behind).with_tables(counts_memory),
         };
         // Looked up for the first stage that is scored: most runs have none.
-        let all_times: Vec<OnceCell<RunTimes>> = self.layers.sizes.iter().map(|_| OnceCell::new()).collect();
+        let all_costs: Vec<OnceCell<StageCosts>> =
+            self.layers.sizes.iter().map(|_| OnceCell::new()).collect();
         for nth in (0..self.borders.len()).rev() {
             let start = self.borders[nth];
             if start == self.last() || self.is_out_of_reach(layer, start) {
                 continue;
             }
             let mut smallest = self.limit * (1.0 + 1e-12);
-            for (index, times) in all_times.iter().enumerate() {
+            for (index, costs) in all_costs.iter().enumerate() {
                 let size = self.layers.sizes[index];
                 if size > layer {
                     break;
                 }
-                let times = || times.get_or_init(|| times_on(&self.layers, size));
+                let costs = || costs.get_or_init(|| costs_on(&self.layers, size));
                 let mut open = std::mem::take(&mut self.open);
-                let chosen = self.best_end((layer, size, nth), &times, &mut smallest, &mut open);
+                let chosen = self.best_end((layer, size, nth), &costs, &mut smallest, &mut open);
                 self.open = open;
                 if let Some(end) = chosen {
                     let at = self.at(layer, start);
@@ -396,12 +386,12 @@ impl<'a> Program<'a> {
         too_large_before || rest > layers.room[layer] * SLACK
     }
 
-    /// Returns where the stage from a border on so many devices of a layer best ends, if that takes less than `smallest`, which becomes
+    /// Returns the best end of the stage that begins at a border, on `size` devices, if that takes less than `smallest`, which becomes
     /// what it takes.
     fn best_end<'t>(
         &self,
         (layer, size, nth): (usize, usize, usize),
-        times: &dyn Fn() -> &'t RunTimes<'t>,
+        costs: &dyn Fn() -> &'t StageCosts<'t>,
         smallest: &mut f64,
         open: &mut BinaryHeap<Reverse<(u64, usize)>>,
     ) -> Option<usize> {
@@ -426,9 +416,9 @@ impl<'a> Program<'a> {
             if after >= *smallest || !self.may_stand(layer, start, end) {
                 continue;
             }
-            let least = after.max(times().least(start, end));
+            let least = after.max(costs().least(start, end));
             let (time, is_all) = match self.memory {
-                Memory::Counts if least < *smallest => times().at_least(start, end),
+                Memory::Counts if least < *smallest => costs().at_least(start, end),
                 _ => (least, true),
             };
             let time = after.max(time);
@@ -438,12 +428,12 @@ impl<'a> Program<'a> {
                 open.push(Reverse((time.to_bits(), end)));
             }
         }
-        // What a stage throws away is looked for where nothing else can be better, what may be the fastest first.
+        // Knapsacks are solved only for ends that may be the best, the least lower bound first.
         while let Some(Reverse((least, end))) = open.pop() {
             if f64::from_bits(least) > *smallest {
                 break;
             }
-            let time = self.best[self.at(rest, end)].max(times().seconds_within_memory(start, end));
+            let time = self.best[self.at(rest, end)].max(costs().within_memory(start, end));
             if time < *smallest || time == *smallest && chosen.is_some_and(|chosen| end < chosen) {
                 (*smallest, chosen) = (time, Some(end));
             }
@@ -479,7 +469,7 @@ impl<'a> Program<'a> {
 /// Scores cuts.
 pub(crate) fn stages_of(scorer: &Scorer, cuts: &[Cut]) -> Vec<SolutionStage> {
     let stage = |cut: &Cut| {
-        let score = scorer.score(cut.start, cut.end, cut.run, cut.behind)?;
+        let score = scorer.on(cut.run, cut.behind).score(cut.start, cut.end)?;
         Some(SolutionStage { blocks: scorer.states.blocks(cut.start, cut.end), run: cut.run, score })
     };
     cuts.iter().filter_map(stage).collect()

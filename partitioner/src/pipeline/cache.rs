@@ -1,14 +1,18 @@
-//! A cache of best pipelines, by all that they depend on.
+//! A memo table of best pipelines, by all that they depend on: O(stages) an answer, some hundreds for a model.
 //!
 //! Without a limit on memory the best pipeline is the same for all schedules; and of the numbers of micro-batches that are tried one
-//! after the other, most leave as many in flight. O(answers) a look-up.
-
-use std::cell::RefCell;
+//! after the other, most leave as many in flight.
 
 use crate::{
     Machine, MachineDevice, MicroBatches, Training,
     pipeline::best::{Sharing, best_pipeline, best_within_memory, best_without_limit},
-    stage::{in_flight::InFlight, place::Neighbours, run::Cut, score::Scorer},
+    stage::{
+        in_flight::InFlight,
+        memo::{Memo, Numbers},
+        place::Neighbours,
+        run::Cut,
+        scorer::Scorer,
+    },
 };
 
 /// A pipeline and the seconds of its slowest stage for each micro-batch.
@@ -18,24 +22,24 @@ type Pipeline = (f64, Vec<Cut>);
 #[derive(Default)]
 pub(crate) struct PipelineCache {
     /// Machines that were asked about: whatever their memory, and with it. One of thousands of devices is kept, and compared, once.
-    machines: RefCell<[Vec<Machine>; 2]>,
-    answers: RefCell<Vec<(Question, Answer)>>,
+    machines: [Numbers<Machine>; 2],
+    trainings: Numbers<Training>,
+    answers: Memo<Question, Answer>,
 }
 
 /// All that an answer depends on.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Question {
-    /// Its number among those that were asked about; of all with other memory where that is no matter.
+    /// Numbers of the machine and of the training among those that were asked about.
     machine: usize,
-    /// Without what does not matter once micro-batches in flight are known.
-    training: Training,
+    training: usize,
     sharing: Sharing,
     neighbours: Neighbours,
-    /// How memory counts; `None` where it is no matter.
+    /// How memory counts; `None` without a memory limit.
     memory: Option<Memory>,
 }
 
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Memory {
     is_bound: bool,
     /// Micro-batches in flight of each stage, the last one first, and whether they wait for the weights' gradients.
@@ -44,6 +48,7 @@ struct Memory {
 }
 
 /// What was found below a bound.
+#[derive(Clone)]
 struct Answer {
     bound: f64,
     found: Option<Pipeline>,
@@ -64,6 +69,7 @@ impl PipelineCache {
         let Sharing::Equal { stages, replicas, .. } = sharing else {
             return best_pipeline(scorer, sharing, bound);
         };
+        // Without what does not matter once micro-batches in flight are known.
         let training = Training {
             micro_batches: MicroBatches::Enough,
             most_micro_batches: u32::MAX,
@@ -71,10 +77,11 @@ impl PipelineCache {
             only_groups: false,
             ..scorer.problem.training
         };
+        let training = self.trainings.of(|other| *other == training, || training);
         let neighbours = scorer.rules.neighbours;
         let machine = self.number(&scorer.problem.machine, false);
         let question = Question { machine, training, sharing, neighbours, memory: None };
-        let roomy = self.ask(&question, bound, || best_without_limit(scorer, sharing, bound))?;
+        let roomy = self.ask(question.clone(), bound, || best_without_limit(scorer, sharing, bound))?;
         if scorer.is_roomy() {
             return Some(roomy);
         }
@@ -86,43 +93,27 @@ impl PipelineCache {
         };
         let machine = self.number(&scorer.problem.machine, true);
         let question = Question { machine, memory: Some(memory), ..question };
-        self.ask(&question, bound, || best_within_memory(scorer, sharing, roomy.0.max(least), bound))
+        self.ask(question, bound, || best_within_memory(scorer, sharing, roomy.0.max(least), bound))
     }
 
     /// Returns the number of a machine among those with the same memory, or with any.
     fn number(&self, machine: &Machine, with_memory: bool) -> usize {
-        let known = &mut self.machines.borrow_mut()[usize::from(with_memory)];
         let is_same = |other: &Machine| is_alike(machine, other, with_memory);
-        known.iter().rposition(is_same).unwrap_or_else(|| {
-            known.push(machine.clone());
-            known.len() - 1
-        })
+        self.machines[usize::from(with_memory)].of(is_same, || machine.clone())
     }
 
     /// Looks an answer up, or finds it.
     fn ask(
         &self,
-        question: &Question,
+        question: Question,
         bound: f64,
         find: impl FnOnce() -> Option<Pipeline>,
     ) -> Option<Pipeline> {
-        let mut answers = self.answers.borrow_mut();
-        let at = answers.iter().position(|(known, _)| known == question);
-        match at.map(|at| &answers[at].1) {
-            // As far beyond the bound as solvers go for rounding.
-            Some(Answer { found: Some(found), .. }) => {
-                return (found.0 < bound * (1.0 + 1e-12)).then(|| found.clone());
-            }
-            Some(Answer { found: None, bound: known }) if bound <= *known => return None,
-            _ => {}
-        }
-        let found = find();
-        let answer = Answer { bound, found: found.clone() };
-        match at {
-            Some(at) => answers[at].1 = answer,
-            None => answers.push((question.clone(), answer)),
-        }
-        found
+        // Nothing below one bound says nothing of those above it.
+        let is_enough = |before: &Answer| before.found.is_some() || bound <= before.bound;
+        let answer = self.answers.get_if(question, is_enough, |_| Answer { bound, found: find() });
+        // As far beyond the bound as solvers go for rounding.
+        answer.found.filter(|found| found.0 < bound * (1.0 + 1e-12))
     }
 }
 
@@ -155,7 +146,7 @@ mod tests {
     };
 
     #[test]
-    fn what_is_remembered_is_what_is_found() {
+    fn cached_pipelines_are_those_that_a_search_finds() {
         let mut dice = Dice(47);
         let (mut n_found, mut n_none) = (0, 0);
         for case in 0..cases(200) {
@@ -172,7 +163,7 @@ mod tests {
                 continue;
             }
             let states = States::ideals(&problem, 1000).unwrap();
-            let remembered = PipelineCache::default();
+            let cache = PipelineCache::default();
             let sharing = Sharing::Equal { stages, replicas: 1, replicas_together: true };
             for (index, bound) in bounds.into_iter().enumerate() {
                 let in_flight = match index % 4 {
@@ -185,7 +176,7 @@ mod tests {
                 let scorer = Scorer::new(&problem, &states, rules);
                 // A lower bound changes nothing but where the search begins.
                 let least = if index % 3 == 0 { problem.seconds() / stages as f64 } else { 0.0 };
-                let asked = remembered.best_pipeline(&scorer, sharing, least, bound);
+                let asked = cache.best_pipeline(&scorer, sharing, least, bound);
                 let found = best_pipeline(&Scorer::new(&problem, &states, rules), sharing, bound);
                 assert_eq!(asked, found, "case {case}, {rules:?} below {bound}");
                 n_found += usize::from(found.is_some());

@@ -8,7 +8,7 @@ use crate::{
     Problem,
     dag::cut_states::States,
     solution::SolutionStage,
-    stage::score::{Rules, Scorer},
+    stage::{score::Rules, scorer::Scorer},
 };
 
 /// Moves blocks between neighbouring stages while that makes the slowest stage faster.
@@ -46,7 +46,7 @@ pub(crate) fn improve(problem: &Problem, rules: Rules, stages: Vec<SolutionStage
         let mut better: Option<Vec<SolutionStage>> = None;
         for (block, to) in moves {
             n_tries += 1;
-            if n_tries > 2000 || best[slowest].blocks.len() < 2 {
+            if n_tries > problem.training.limits.sizes.moved_blocks || best[slowest].blocks.len() < 2 {
                 return best;
             }
             let mut parts: Vec<Vec<usize>> = best.iter().map(|stage| stage.blocks.clone()).collect();
@@ -88,7 +88,7 @@ pub(crate) fn rescore(
     let mut scored = Vec::with_capacity(parts.len());
     for (stage, part) in stages.iter().zip(parts) {
         let end = start + part.len();
-        let score = scorer.score(start, end, stage.run, behind)?;
+        let score = scorer.on(stage.run, behind).score(start, end)?;
         scored.push(SolutionStage { blocks: part.clone(), run: stage.run, score });
         behind -= stage.run.count;
         start = end;

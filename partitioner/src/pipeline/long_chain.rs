@@ -21,7 +21,7 @@ use crate::{
     stage::{
         collective::{depth, ring, tree},
         run::{Cut, Run},
-        score::Scorer,
+        scorer::Scorer,
     },
 };
 
@@ -122,23 +122,23 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
         few.push(chain.n_devices);
     }
     let total = chain.work[chain.work.len() - 1];
-    let floor = total / (chain.n_devices as f64 * chain.speed) * (1.0 - 1e-12);
+    let by_work = total / (chain.n_devices as f64 * chain.speed) * (1.0 - 1e-12);
     // Upwards from the shared work: what is too little is seen at once. One device can always do it all.
     let alone = total / chain.speed * (1.0 + 1e-9) + f64::MIN_POSITIVE;
-    let mut low = floor;
+    let mut low = by_work;
     let mut share = 1e-3;
     let mut best = loop {
-        let target = alone.min(floor * (1.0 + share));
+        let target = alone.min(by_work * (1.0 + share));
         match chain.within(target, &few) {
             Some(found) => break found,
             None if target >= alone => return None,
             None => low = target,
         }
-        share = if floor > 0.0 { share * 2.0 } else { f64::INFINITY };
+        share = if by_work > 0.0 { share * 2.0 } else { f64::INFINITY };
     };
     chain.search(low, &mut best, &few);
     // What a few counts could not do, all together may.
-    low = floor;
+    low = by_work;
     let all: Vec<usize> = (1..=chain.n_devices).collect();
     for round in 0.. {
         // Nothing below the best, or half-way where that goes on for long.
@@ -246,7 +246,7 @@ impl Chain<'_> {
                 if best <= by_work {
                     break;
                 }
-                // None of so many replicas or more reaches back.
+                // No stage of this many replicas or more reaches back.
                 let most = self.parameters[best - 1] + share * (left + 2) as f64 + rounding;
                 if self.synchronises && limits.count > 1 && least_parameters[left - limits.count] > most {
                     break;
@@ -475,7 +475,7 @@ impl WithinReach {
         Self { share, rounding, least, synchronises: chain.synchronises && share.1.is_finite() }
     }
 
-    /// Tells whether a stage of so many replicas or more might do, with `own` taken by `devices` before it.
+    /// Tells whether a stage of at least `count` replicas might do, with `own` taken by `devices` before it.
     fn is_any(&self, own: (f64, f64), devices: usize, count: usize) -> bool {
         let least = self.least[devices + count];
         let before = devices as f64;

@@ -19,14 +19,9 @@ use crate::{
         long_chain::{best_chain, can_walk},
         transfers::settle_transfers,
     },
-    plan_file::simulate::settle,
+    simulate::settle,
     solution::{MadeBy, Objective, Solution, SolutionStage},
-    stage::{
-        in_flight::InFlight,
-        place::Neighbours,
-        run::Cut,
-        score::{Rules, Scorer},
-    },
+    stage::{in_flight::InFlight, place::Neighbours, run::Cut, score::Rules, scorer::Scorer},
     strategy::Strategy,
 };
 
@@ -123,21 +118,21 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
             break;
         }
     }
-    let floor = problem.seconds() / problem.machine.total_speed();
+    let by_work = problem.seconds() / problem.machine.total_speed();
     let bound = match is_exact {
         _ if goal == Goal::Any => 0.0,
         true if is_uniform && is_roomy => by_formula,
         true => least_period(&scorer, is_chain),
-        false => floor,
+        false => by_work,
     };
-    let bound = bound.max(floor);
+    let bound = bound.max(by_work);
     let mut best = best.ok_or((PlanError::NothingFits, bound))?;
     best.lower_bound = bound.min(best.seconds());
     let least = best.lower_bound;
     Ok((best, least))
 }
 
-/// Seconds that the slowest stage takes at the least, in whichever order devices are taken and however memory is counted.
+/// Lower bound of the slowest stage, over all orders of the devices and with memory counted from below.
 fn least_period(scorer: &Scorer, is_chain: bool) -> f64 {
     let ideal = scorer.problem.ideal();
     let is_uniform = scorer.problem.machine.is_uniform();
@@ -165,8 +160,9 @@ fn asynchronous(neighbours: Neighbours) -> Rules {
 fn free_pipeline(scorer: &Scorer, is_chain: bool) -> Option<Vec<Cut>> {
     // Long chains: walk, and keep the answer if it fits into memory.
     let walked = if is_chain && is_long(scorer) && can_walk(scorer) { best_chain(scorer) } else { None };
-    let fits =
-        |cuts: &[Cut]| cuts.iter().all(|cut| scorer.score(cut.start, cut.end, cut.run, cut.behind).is_some());
+    let fits = |cuts: &[Cut]| {
+        cuts.iter().all(|cut| scorer.on(cut.run, cut.behind).score(cut.start, cut.end).is_some())
+    };
     match walked {
         Some((_, cuts)) if fits(&cuts) => Some(cuts),
         _ => Some(best_pipeline(scorer, Sharing::Free, f64::INFINITY)?.1),

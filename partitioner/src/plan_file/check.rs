@@ -63,7 +63,7 @@ pub enum CheckError {
         /// The device.
         device: String,
     },
-    /// A block computed again or offloaded where it is not.
+    /// A block recomputed or offloaded where it is not.
     #[error(
         "stage {stage}: `{block}` is to be computed again or offloaded, but is none of the stage's blocks"
     )]
@@ -73,7 +73,7 @@ pub enum CheckError {
         /// The block.
         block: String,
     },
-    /// A block that is thrown away and kept.
+    /// A block that is both recomputed and offloaded.
     #[error("stage {stage}: block `{block}` is to be both computed again and offloaded")]
     Both {
         /// The stage.
@@ -87,7 +87,7 @@ pub enum CheckError {
         /// The stage.
         stage: usize,
     },
-    /// A stage that is computed again as one, but for some of it.
+    /// A stage that is recomputed as one, but for some of it.
     #[error(
         "stage {stage}: recompute_unit `stage` needs all of its blocks under `recompute`, and none under `offload`"
     )]
@@ -111,7 +111,7 @@ pub enum CheckError {
 
 /// Scores a plan as it stands in a file, by the objective that planning uses.
 ///
-/// Blocks, devices, what is computed again or offloaded, and how the plan is carried out are taken as the file has them.
+/// Blocks, devices, what is recomputed or offloaded, and how the plan is carried out are taken as the file has them.
 ///
 /// # Errors
 /// When blocks or devices do not go with the problem, a stage needs a later one, or a stage does not fit.
@@ -191,7 +191,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Returns a stage of these blocks: its devices, and what of it is computed again and offloaded.
+    /// Returns a stage of these blocks: its devices, and what of it is recomputed and offloaded.
     fn given(
         &self,
         problem: &Problem,
@@ -248,7 +248,7 @@ fn check_order(problem: &Problem, placed: &[GivenStage]) -> Result<(), CheckErro
     Ok(())
 }
 
-/// Returns how many stages stand on devices of their own: stages share devices in turns, stage `s` runs where stage `s-p` does.
+/// Returns the number of ranks: stages share devices in turns, stage `s` runs where stage `s-p` does.
 fn ranks(problem: &Problem, placed: &[GivenStage]) -> Result<usize, CheckError> {
     let n_ranks = placed.iter().skip(1).position(|stage| stage.devices == placed[0].devices);
     let n_ranks = n_ranks.map_or(placed.len(), |position| position + 1);

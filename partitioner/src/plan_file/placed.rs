@@ -7,9 +7,9 @@ use schema::RecomputeUnit;
 pub(crate) struct GivenStage {
     pub(crate) blocks: Vec<usize>,
     pub(crate) devices: Vec<usize>,
-    /// Blocks computed again.
+    /// Blocks recomputed.
     pub(crate) recompute: Vec<usize>,
-    /// What of them is computed again at a time.
+    /// What of them is recomputed at a time.
     pub(crate) unit: RecomputeUnit,
     /// Blocks whose activations wait in host memory.
     pub(crate) offload: Vec<usize>,

@@ -1,4 +1,4 @@
-//! Scores stages that somebody placed by hand, by the objective that planning uses.
+//! Scores given stages by the objective that planning uses.
 
 use schema::{Execution, OffloadMode, ShardingLevel};
 use simulator::{
@@ -16,16 +16,15 @@ use crate::{
         two_copies,
     },
     pipeline::transfers::settle_transfers,
-    plan_file::{
-        placed::GivenStage,
-        simulate::{excess, peaks, settle, state_memory, taken},
-    },
+    plan_file::placed::GivenStage,
+    simulate::{excess, peaks, settle, state_memory, taken},
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
         in_flight::{InFlight, in_flight_of},
         place::Neighbours,
         run::{Cut, Run},
-        score::{Rules, Scorer},
+        score::Rules,
+        scorer::Scorer,
     },
 };
 
@@ -72,7 +71,7 @@ fn in_order(problem: &Problem, placed: &[GivenStage], execution: Execution) -> P
     ordered
 }
 
-/// Stages as somebody gave them, and how they are to run.
+/// Given stages, and how they run.
 struct Given<'a> {
     problem: &'a Problem,
     placed: &'a [GivenStage],
@@ -179,7 +178,12 @@ impl Given<'_> {
             let stage = |(cut, placed): (&Cut, &GivenStage)| SolutionStage {
                 blocks: placed.blocks.clone(),
                 run: cut.run,
-                score: scorer.score_given(cut, (&placed.recompute, placed.unit), &placed.offload),
+                score: scorer.on(cut.run, cut.behind).score_given(
+                    cut.start,
+                    cut.end,
+                    (&placed.recompute, placed.unit),
+                    &placed.offload,
+                ),
             };
             cuts.iter().zip(self.placed).map(stage).collect()
         };
@@ -222,8 +226,8 @@ impl Given<'_> {
             order: Vec::new(),
             peaks: None,
         };
-        let floor = self.problem.seconds() / self.problem.machine.total_speed();
-        solution.lower_bound = (floor * solution.micro_batches_of_objective()).min(solution.seconds());
+        let by_work = self.problem.seconds() / self.problem.machine.total_speed();
+        solution.lower_bound = (by_work * solution.micro_batches_of_objective()).min(solution.seconds());
         Ok(solution)
     }
 
@@ -233,8 +237,10 @@ impl Given<'_> {
         let shape = Shape { ranks, chunks, micro_batches: self.each as u32 };
         let order = make_for_costs(self.schedule, shape, Cost::EQUAL)
             .map_err(|error| self.refused(error.to_string()))?;
-        let times: Vec<StageTimes> =
-            cuts.iter().zip(stages).map(|(cut, stage)| stage_times(scorer, cut, stage)).collect();
+        let times = |(cut, stage): (&Cut, &SolutionStage)| {
+            stage_times(&scorer.on(cut.run, cut.behind), cut.start, cut.end, stage)
+        };
+        let times: Vec<StageTimes> = cuts.iter().zip(stages).map(times).collect();
         step_time(&order, &times, self.problem.machine.overlaps)
             .ok_or_else(|| self.refused("the order deadlocks".into()))
     }

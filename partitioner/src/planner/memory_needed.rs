@@ -1,6 +1,6 @@
 //! If no plan fits: the smallest memory with which one does, by bisection: about ten searches of a strategy.
 
-use crate::{Problem, Solution, error::PlanError, plan_file::simulate::raise_memory};
+use crate::{Problem, Solution, error::PlanError, simulate::raise_memory};
 
 /// Finds plans of a problem with more memory.
 pub(crate) type Make<'a> = &'a dyn Fn(&Problem) -> Option<Solution>;

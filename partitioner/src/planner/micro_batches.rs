@@ -1,4 +1,4 @@
-//! How many micro-batches a step has, where nobody says; and the plans for that many.
+//! The number of micro-batches of a step, if none is asked for, and the plans for it.
 //!
 //! A step has one, two, four or eight of them for each device; the fewest are taken that come near the best. All are as large as
 //! the model's inputs, so more of them make a larger batch: throughput is what compares. While numbers are
@@ -18,9 +18,7 @@ use crate::{
     strategy::candidates,
 };
 
-/// Problems with more blocks × devices than this keep the default number of micro-batches: searches take their time.
-const SMALL: usize = 20_000;
-/// Fewer micro-batches are better where they take no more than so many times the least time.
+/// The fewest micro-batches are taken whose time is at most this multiple of the least.
 pub const ENOUGH: f64 = 1.05;
 
 /// Plans with known ways to cut.
@@ -30,7 +28,7 @@ pub(crate) fn plan_batches(
     strategy: Option<Strategy>,
 ) -> Result<Tried, PlanError> {
     let n_devices = problem.machine.devices.len();
-    let is_large = problem.blocks.len() * n_devices > SMALL;
+    let is_large = problem.blocks.len() * n_devices > problem.training.limits.sizes.compared;
     // A pipeline without an end has no step to fill.
     let is_free = problem.training.micro_batches == MicroBatches::Enough
         && !strategy.is_some_and(Strategy::is_asynchronous);
@@ -76,7 +74,7 @@ pub(crate) fn plan_batches(
         for count in fewer.take_while(|&count| count > 0) {
             let mut fewer = problem.clone();
             fewer.training.micro_batches = MicroBatches::Exactly(count as u32);
-            // What is not near the best is not taken: nothing else is looked for.
+            // Only plans near the best are taken: others are pruned.
             let least = found.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
             let near = Goal::Below(ENOUGH * least);
             let strategies: Vec<Strategy> =

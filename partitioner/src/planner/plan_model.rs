@@ -56,7 +56,7 @@ pub fn plan_model(
     }
 }
 
-/// Plans where the unit of what is computed again is given.
+/// Plans where the unit of what is recomputed is given.
 fn plan_by_unit(
     problem: &mut Problem,
     strategy: Option<Strategy>,

@@ -11,12 +11,12 @@ use crate::{
     MicroBatches, PlanError, Problem, Solution, Strategy,
     cut_space::CutSpace,
     goal::Goal,
-    plan_file::simulate::state_memory,
     planner::{
         micro_batches::{ENOUGH, counts},
         planned::Tried,
         solve,
     },
+    simulate::state_memory,
     strategy::candidates,
 };
 
@@ -95,7 +95,7 @@ fn in_place_of(beaten: Option<Tried>, mut best: Solution) -> Tried {
 
 /// Finds the best plan in which replicas share out what the training says, and the seconds for each micro-batch that none beats.
 ///
-/// Where there is a plan to beat, only what is faster by enough is looked for. The fewest micro-batches are taken that come near the
+/// If there is a plan to beat, only faster ones by a margin are searched for. The fewest micro-batches are taken that come near the
 /// best.
 fn at_level(
     problem: &mut Problem,

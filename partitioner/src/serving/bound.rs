@@ -5,7 +5,7 @@ use schema::{Inference, InferenceObjective};
 use crate::problem::Problem;
 
 /// Seconds that no plan takes less than, whatever its cuts: the work of all devices together, or of the longest path.
-pub(crate) fn floor(problem: &Problem, aim: Inference) -> f64 {
+pub(crate) fn lower_bound(problem: &Problem, aim: Inference) -> f64 {
     match aim.objective {
         InferenceObjective::Throughput => problem.seconds() / problem.machine.total_speed(),
         InferenceObjective::Latency => {

@@ -117,7 +117,7 @@ impl Solver<'_> {
     }
 }
 
-/// Seconds that so many bytes take from one device to another.
+/// Seconds of a transfer from one device to another.
 fn hop(machine: &Machine, from: usize, to: usize, bytes: f64) -> f64 {
     machine.level(from, to).map_or(0.0, |level| level.latency.0 + bytes / level.bandwidth.0)
 }

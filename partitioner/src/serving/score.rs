@@ -5,9 +5,10 @@ use schema::{Inference, InferenceObjective};
 use crate::{
     dag::cut_states::States,
     error::PlanError,
-    plan_file::{placed::GivenStage, simulate::state_memory},
+    plan_file::placed::GivenStage,
     problem::Problem,
-    serving::{bound::floor, stages::Solver},
+    serving::{bound::lower_bound, stages::Solver},
+    simulate::state_memory,
     solution::{MadeBy, Objective, Solution},
     stage::{run::Run, score::StageScore},
 };
@@ -76,7 +77,7 @@ pub(crate) fn score_placed(
     };
     found.stages.iter_mut().zip(placed).for_each(|(stage, placed)| stage.blocks.clone_from(&placed.blocks));
     found.made_by = MadeBy::AsGiven;
-    found.lower_bound = floor(problem, aim).min(found.seconds());
+    found.lower_bound = lower_bound(problem, aim).min(found.seconds());
     found.order = devices;
     state_memory(problem, &mut found);
     Ok(found)

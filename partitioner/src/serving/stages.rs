@@ -14,9 +14,11 @@ use crate::{
     solution::{MadeBy, Objective, Solution, SolutionStage},
     stage::{
         in_flight::InFlight,
+        memory_plan::MemoryPlan,
         place::Neighbours,
         run::Run,
-        score::{Rules, Scorer, StageScore},
+        score::{Rules, StageScore},
+        scorer::Scorer,
     },
 };
 
@@ -102,7 +104,7 @@ impl<'a> Solver<'a> {
     pub(crate) fn fits(&self, start: usize, end: usize, room: Room) -> bool {
         let resident = self.resident(start, end, room.in_flight);
         resident <= room.memory
-            && (resident + self.scorer.largest_workspace <= room.memory
+            && (resident + self.scorer.bytes.largest_workspace <= room.memory
                 || self.memory(start, end, room.in_flight) <= room.memory)
     }
 
@@ -147,10 +149,9 @@ impl<'a> Solver<'a> {
     }
 
     pub(crate) fn score(&self, start: usize, end: usize, run: Run, in_flight: usize) -> StageScore {
-        let place = self.scorer.place(run);
-        let again = crate::stage::memory_plan::MemoryPlan::nothing(self.memory(start, end, in_flight as f64));
-        let cut = crate::stage::run::Cut { start, end, run, behind: 0 };
-        let mut score = self.scorer.scored(&cut, again, place.limit);
+        let costs = self.scorer.on(run, 0);
+        let plan = MemoryPlan::nothing(self.memory(start, end, in_flight as f64));
+        let mut score = costs.scored(start, end, plan, costs.place.limit);
         if end + 1 < self.states.len() {
             score.transfer += self.sending(run);
             score.settle(self.problem.machine.overlaps);

@@ -57,7 +57,7 @@ impl Solver<'_> {
         }
     }
 
-    /// Finds the cuts of copies of a pipeline whose slowest stage is fastest, below so many seconds for each micro-batch.
+    /// Finds the cuts whose slowest stage is fastest, for several copies of a pipeline, below `below` seconds for each micro-batch.
     fn copies(&self, stages: usize, copies: usize, replicas_together: bool, below: f64) -> Option<Solution> {
         let in_flight = given(self.problem).map_or(stages, |count| count.div_ceil(copies));
         let run = |stage: usize| {
@@ -77,8 +77,8 @@ impl Solver<'_> {
         least[0] = 0.0;
         let mut came: Vec<Vec<u32>> = Vec::with_capacity(stages);
         for stage in 0..stages {
-            let place = self.scorer.place(run(stage));
-            let room = Room { memory: place.limit, in_flight: in_flight as f64 };
+            let costs = self.scorer.on(run(stage), 0);
+            let room = Room { memory: costs.place.limit, in_flight: in_flight as f64 };
             let sending = self.sending(run(stage));
             let mut next = vec![f64::INFINITY; borders.len()];
             let mut from = vec![u32::MAX; borders.len()];
@@ -88,7 +88,7 @@ impl Solver<'_> {
                     continue;
                 }
                 for (j, &end) in borders.iter().enumerate().skip(i + 1) {
-                    let compute = self.work(start, end) / (place.speed * copies as f64);
+                    let compute = self.work(start, end) / (costs.place.speed * copies as f64);
                     let smallest = next[j].min(below);
                     // Borders stand by growing work.
                     if compute >= below {
@@ -102,7 +102,7 @@ impl Solver<'_> {
                         continue;
                     }
                     let sending = if is_last { 0.0 } else { sending };
-                    let seconds = before.max(self.scorer.least(start, end, &place) + sending);
+                    let seconds = before.max(costs.least(start, end) + sending);
                     if seconds < smallest && self.fits(start, end, room) {
                         (next[j], from[j]) = (seconds, i as u32);
                     }

@@ -124,14 +124,12 @@ pub struct Picked {
     pub price: f64,
 }
 
-/// Steps after which the best found so far is good enough, whatever it is.
-const STEPS: usize = 20_000;
-/// Steps after which what is near the best is good enough, and then what is ten times as far from it.
+/// Nodes after which what is near the best is good enough, and then what is ten times as far from it.
 const PATIENCE: [usize; 2] = [500, 4_000];
 
 /// Picks for each item the choice that gives the least time in all, memory within `limit`; in a long search `near` more time does as
-/// well, and in a very long one ten times as much.
-pub fn pick(items: &Items, limit: f64, near: f64) -> Option<Picked> {
+/// well, and in a very long one ten times as much. After `nodes` nodes the best found so far is taken.
+pub fn pick(items: &Items, limit: f64, near: f64, nodes: usize) -> Option<Picked> {
     let smallest = items.least(|choice| (choice.memory, choice.time));
     if smallest.len() < items.len() || items.sum(&smallest, |choice| choice.memory) > limit {
         return None;
@@ -169,7 +167,7 @@ pub fn pick(items: &Items, limit: f64, near: f64) -> Option<Picked> {
     let mut best = Picked { time, choices: first, lower_bound: 0.0, price };
 
     let mut search = Search::new(items, limit, price);
-    search.near = near;
+    (search.near, search.most_nodes) = (near, nodes);
     let base = search.base;
     let root = search.bound_from(0, base.time, base.memory);
     search.best_time = best.time;
@@ -182,7 +180,7 @@ pub fn pick(items: &Items, limit: f64, near: f64) -> Option<Picked> {
         }
         best.time = items.sum(&best.choices, |choice| choice.time);
     }
-    let is_done = search.steps < STEPS;
+    let is_done = search.nodes < nodes;
     best.lower_bound = if is_done { root.max(best.time - search.slack()) } else { root }.min(best.time);
     Some(best)
 }
@@ -244,7 +242,8 @@ struct Search {
     picks: Vec<Vec<usize>>,
     best_picks: Option<Vec<Vec<usize>>>,
     best_time: f64,
-    steps: usize,
+    nodes: usize,
+    most_nodes: usize,
 }
 
 impl Search {
@@ -283,7 +282,7 @@ impl Search {
             };
             let item = Item { index, at };
             match kinds.iter_mut().find(is_like) {
-                Some(known) => known.items.push(item),
+                Some(kind) => kind.items.push(item),
                 None => kinds.push(Kind { memory: memory.clone(), items: vec![item] }),
             }
         }
@@ -307,8 +306,22 @@ impl Search {
         let limit = if is_whole { base.memory + (room / step).floor() * step } else { limit };
         let picks = kinds.iter().map(|kind| vec![0; kind.items.len()]).collect();
         let (best_picks, best_time) = (None, f64::INFINITY);
-        let (near, steps) = (0.0, 0);
-        Self { kinds, numbers, times, base, limit, price, near, rest, picks, best_picks, best_time, steps }
+        let (near, nodes, most_nodes) = (0.0, 0, usize::MAX);
+        Self {
+            kinds,
+            numbers,
+            times,
+            base,
+            limit,
+            price,
+            near,
+            rest,
+            picks,
+            best_picks,
+            best_time,
+            nodes,
+            most_nodes,
+        }
     }
 
     fn bound_from(&self, kind: usize, time: f64, memory: f64) -> f64 {
@@ -322,17 +335,17 @@ impl Search {
 
     /// Time that is not worth looking for: the longer the search, the more.
     fn slack(&self) -> f64 {
-        match self.steps {
-            steps if steps < PATIENCE[0] => 0.0,
-            steps if steps < PATIENCE[1] => self.near,
+        match self.nodes {
+            nodes if nodes < PATIENCE[0] => 0.0,
+            nodes if nodes < PATIENCE[1] => self.near,
             _ => 10.0 * self.near,
         }
     }
 
     fn go(&mut self, kind: usize, time: f64, memory: f64) {
-        self.steps += 1;
+        self.nodes += 1;
         let bound = self.bound_from(kind, time, memory).max(time);
-        if self.steps >= STEPS
+        if self.nodes >= self.most_nodes
             || self.is_hopeless(bound)
             || memory + self.rest[kind].1 > self.limit * (1.0 + 1e-15)
         {
@@ -365,7 +378,7 @@ impl Search {
 
     /// Gives the items of a kind from `item` on a choice not before `choice`: alike items need no other order.
     fn spread(&mut self, kind: usize, item: usize, choice: usize, time: f64, memory: f64) {
-        self.steps += 1;
+        self.nodes += 1;
         let n_items = self.kinds[kind].items.len();
         if item == n_items {
             self.go(kind + 1, time, memory);
@@ -380,7 +393,7 @@ impl Search {
             let memory = memory + self.kinds[kind].memory[index];
             let bound = (self.bound_from(kind + 1, time, memory) + least_time).max(time);
             let is_full = memory + least_memory + next.1 > self.limit * (1.0 + 1e-12);
-            if self.steps >= STEPS || is_full || self.is_hopeless(bound) {
+            if self.nodes >= self.most_nodes || is_full || self.is_hopeless(bound) {
                 continue;
             }
             self.picks[kind][item] = index;
@@ -396,6 +409,8 @@ mod tests {
     fn choice_of(next: &mut impl FnMut(u64) -> u64) -> impl FnMut(usize) -> Choice {
         |_| Choice { time: next(20) as f64, memory: next(5) as f64 }
     }
+
+    const NODES: usize = 20_000;
 
     #[test]
     fn equals_trying_everything() {
@@ -417,12 +432,12 @@ mod tests {
                     (memory <= limit).then_some(time)
                 })
                 .min_by(f64::total_cmp);
-            let picked = pick(&items.iter().cloned().collect(), limit, 0.0);
+            let picked = pick(&items.iter().cloned().collect(), limit, 0.0, NODES);
             assert_eq!(picked.as_ref().map(|picked| picked.time), brute);
             assert_eq!(picked.map(|picked| picked.lower_bound), brute);
             // What is near the best says so.
             let many: Items = (0..40).map(|_| (0..3).map(choice_of(&mut next)).collect()).collect();
-            let (exact, near) = (pick(&many, 3.0 * limit, 0.0), pick(&many, 3.0 * limit, 2.0));
+            let (exact, near) = (pick(&many, 3.0 * limit, 0.0, NODES), pick(&many, 3.0 * limit, 2.0, NODES));
             assert_eq!(exact.is_some(), near.is_some());
             if let (Some(exact), Some(near)) = (exact, near) {
                 assert!(many.sum(&near.choices, |choice| choice.memory) <= 3.0 * limit);

@@ -2,6 +2,11 @@
 
 use schema::RecomputeUnit;
 
+use crate::stage::memo::Memo;
+
+/// The most stages of which is kept what they recompute: some 10 MB.
+const MEMORY_PLANS: usize = 30_000;
+
 /// The blocks that a stage recomputes and offloads, with the time that takes and the memory that is left in use.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryPlan {
@@ -13,7 +18,7 @@ pub(crate) struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Nothing is thrown away.
+    /// Nothing is recomputed or offloaded.
     pub(crate) fn nothing(memory: f64) -> Self {
         Self { seconds: 0.0, memory, recompute: vec![], unit: RecomputeUnit::Block, offload: vec![] }
     }
@@ -25,4 +30,17 @@ pub(crate) struct Saving {
     pub(crate) block: usize,
     pub(crate) bytes: f64,
     pub(crate) seconds_per_byte: f64,
+}
+
+/// What stages over one list of states recompute and offload, with the optimality gap of the search; `None` where they do not fit.
+pub(crate) struct MemoryPlans(pub(crate) Memo<PlanKey, (Option<MemoryPlan>, f64)>);
+
+/// All that a choice depends on: states; micro-batches in flight, whether they wait for the weights' gradients, whether memory is
+/// counted from below; and limit, speed, fixed memory and host bandwidth to the bit.
+pub(crate) type PlanKey = ((usize, usize), (usize, bool, bool), [u64; 4]);
+
+impl Default for MemoryPlans {
+    fn default() -> Self {
+        Self(Memo::with_most(MEMORY_PLANS))
+    }
 }

@@ -1,14 +1,20 @@
 //! What a run of devices gives each stage on it: speed, memory, links, the group that sums gradients.
 
+use std::rc::Rc;
+
 use crate::{
     problem::{Machine, MachineLevel},
-    stage::{collective::Group, run::Run},
+    stage::{
+        collective::Group,
+        memo::{Memo, Numbers},
+        run::Run,
+    },
 };
 
 /// Which links join a stage to its neighbours, whose devices a solver does not know yet.
 ///
 /// Where all links are alike, all answers are the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Neighbours {
     /// Those between devices that stand next to each other.
     Adjacent,
@@ -82,9 +88,28 @@ impl Place {
         self.wires.iter().map(|(_, after)| after.0).fold(0.0, f64::max) / self.run.count as f64
     }
 
-    /// Seconds of one all-reduce of so many bytes over the replicas.
+    /// Seconds of one all-reduce over the replicas.
     pub(crate) fn all_reduce(&self, bytes: f64) -> f64 {
         self.group.map_or(0.0, |group| group.all_reduce(bytes))
+    }
+}
+
+/// What the runs of devices of one machine bring, for one kind of neighbours: a place for each run that is asked about.
+#[derive(Default)]
+pub(crate) struct DeviceRuns {
+    places: Memo<Run, Rc<Place>>,
+    kinds: Numbers<Rc<Place>>,
+}
+
+impl DeviceRuns {
+    /// Returns what a run brings.
+    pub(crate) fn place(&self, machine: &Machine, neighbours: Neighbours, run: Run) -> Rc<Place> {
+        self.places.get(run, || Rc::new(Place::new(machine, neighbours, run)))
+    }
+
+    /// Returns a number that all places have on which stages take the same.
+    pub(crate) fn kind(&self, place: &Rc<Place>) -> usize {
+        self.kinds.of(|other| other.is_like(place), || Rc::clone(place))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is known of a strategy: its names, how it is searched, and what sets it apart.
+//! A row of the table of strategies: names, search, properties.
 
 use simulator::order::Schedule;
 

@@ -139,7 +139,7 @@ impl Builder<'_> {
         task
     }
 
-    /// Counts what a collective of a team moves between devices, where so many of its members take their part in it now.
+    /// Counts the bytes that a collective of a team moves between devices when `acting` of its members take part.
     pub(super) fn count_sent(&mut self, what: Collective, bytes: u64, team: &Team, acting: usize) {
         let n_devices = team.places.len() as u64;
         let whole = collective::sent(what, self.workload.sync.algorithm, bytes, n_devices);
@@ -149,7 +149,7 @@ impl Builder<'_> {
         self.step.sent = self.step.sent.saturating_add(own.saturating_mul(alike));
     }
 
-    /// Returns how many devices do what a program does: its tensor-parallel group, each with its part of every layer.
+    /// Returns the size of a program's tensor-parallel group.
     pub(super) fn alike(&self, program: usize) -> u64 {
         1 + self.workload.peers.get(program).map_or(0, |peers| peers.len() as u64)
     }

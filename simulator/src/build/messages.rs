@@ -17,7 +17,7 @@ pub(super) struct Message {
     pub(super) needed: Option<(u64, u64)>,
 }
 
-/// Divides a stage's gradients into messages, at most so many, in the order in which they come to exist: the last
+/// Divides a stage's gradients into messages, at most `most`, in the order in which they come to exist: the last
 /// layer's first.
 pub(super) fn messages(stage: &Stage, sync: Sync, most: u64) -> Vec<Message> {
     match sync.mode.slice() {

@@ -1,13 +1,12 @@
 //! A plan's execution as numbers: how replicas agree, what they share out, what waits in host memory, and which
 //! devices cut layers among them. Says what it assumes, and refuses what would be a guess.
 
-use schema::{CollectiveKind, Execution, OffloadMode, Plan, ShardingLevel, SyncOrder};
+use schema::{CollectiveKind, Execution, OffloadMode, ShardingLevel, SyncOrder};
 
-use super::{PlanError, PlanOptions};
+use super::{PlanError, PlanOptions, parts::PlanParts};
 use crate::{
     collective::Algorithm,
     data_parallel::P3_SLICE,
-    order::Schedule,
     versions::Updates,
     workload::{Layer, Offload, Servers, Sharding, Stage, Sync, SyncMode, TensorParallel},
 };
@@ -40,11 +39,9 @@ pub(super) fn offload(choices: &Execution) -> Result<Offload, PlanError> {
 }
 
 /// Says that a second copy of the model takes the times of the first, where its stages stand on devices of another type.
-pub(super) fn note_second_copy(plan: &Plan, notes: &mut Vec<String>) {
-    let type_of = |name: &String| {
-        plan.cluster.devices.iter().find(|device| device.name == *name).map(|device| &device.type_)
-    };
-    let types: Vec<_> = plan.stages.iter().map(|stage| stage.devices.first().and_then(type_of)).collect();
+pub(super) fn note_second_copy(parts: &PlanParts, notes: &mut Vec<String>) {
+    let type_of = |device: &usize| parts.devices[*device].type_;
+    let types: Vec<_> = parts.stages.iter().map(|stage| stage.devices.first().map(type_of)).collect();
     if types.iter().ne(types.iter().rev()) {
         notes.push(
             "stages of the second copy take the times of the first one's, though they stand on devices of another type".into(),
@@ -54,14 +51,13 @@ pub(super) fn note_second_copy(plan: &Plan, notes: &mut Vec<String>) {
 
 /// When weights change while micro-batches are on their way.
 pub(super) fn updates(
-    plan: &Plan,
+    parts: &PlanParts,
     options: &PlanOptions,
-    schedule: Schedule,
-    micro_batches: u32,
     notes: &mut Vec<String>,
 ) -> Result<Option<Updates>, PlanError> {
+    let PlanParts { schedule, micro_batches, .. } = *parts;
     let asked = options.execution.vertical_sync;
-    let of_plan = plan.execution.and_then(|execution| execution.vertical_sync);
+    let of_plan = parts.execution.vertical_sync;
     if !asked.or(of_plan).unwrap_or(false) {
         return Ok(schedule.updates(micro_batches));
     }
@@ -161,7 +157,7 @@ pub(super) fn offloaded(
 
 /// Checks that messages by layer have layers; makes equal ones where the plan names only blocks.
 pub(super) fn layers(
-    plan: &Plan,
+    parts: &PlanParts,
     sync: Sync,
     rank_devices: &[Vec<usize>],
     rank_of: &[usize],
@@ -176,7 +172,7 @@ pub(super) fn layers(
         if rank_devices[rank_of[idx]].len() < 2 || !stage.layers.is_empty() {
             continue;
         }
-        let n = plan.stages[idx].blocks.len().max(1) as u64;
+        let n = parts.stages[idx].n_blocks.max(1) as u64;
         let gradients = stage.memory.gradients;
         let layer = Layer { forward: 1, backward: 1, gradients: gradients / n };
         stage.layers = vec![layer; n as usize];
@@ -197,7 +193,7 @@ type Groups = (Vec<Vec<usize>>, Vec<Vec<usize>>);
 
 /// Groups each rank's devices into replicas whose members cut every layer among them.
 pub(super) fn tensor_parallel(
-    plan: &Plan,
+    parts: &PlanParts,
     options: &PlanOptions,
     ranks: &[Vec<usize>],
     rank_of: &[usize],
@@ -207,7 +203,7 @@ pub(super) fn tensor_parallel(
     let mut degrees: Vec<Option<u32>> = vec![None; ranks.len()];
     for (idx, stage) in stages.iter_mut().enumerate() {
         let refuse = |reason: String| Err(PlanError::TensorParallel { stage: idx, reason });
-        let own = plan.stages[idx].tensor_parallel;
+        let own = parts.stages[idx].tensor_parallel;
         let degree = match (own, options.tensor_parallel) {
             (Some(own), None) => {
                 stage.tensor_parallel =
@@ -216,7 +212,7 @@ pub(super) fn tensor_parallel(
             }
             (Some(_), Some(_)) => return refuse("the plan says already which devices cut it".to_string()),
             (None, Some(degree)) => {
-                estimate(plan, idx, degree.max(1), stage);
+                estimate(parts, idx, degree.max(1), stage);
                 degree
             }
             (None, None) => 1,
@@ -226,7 +222,7 @@ pub(super) fn tensor_parallel(
             let n = devices.len();
             return refuse(format!("its {n} devices do not make groups of {degree}"));
         }
-        let type_of = |device: &usize| &plan.cluster.devices[*device].type_;
+        let type_of = |device: &usize| parts.devices[*device].type_;
         let mixed = devices
             .chunks(degree as usize)
             .any(|group| group.iter().any(|d| type_of(d) != type_of(&group[0])));
@@ -243,7 +239,7 @@ pub(super) fn tensor_parallel(
             "tensor parallelism is estimated: each of {degree} devices takes an equal part of every stage's time, parameters \
              and optimizer state, and all of its activations; every block with parameters exchanges what it makes twice each way"
         ));
-        let unknown = plan.stages.iter().enumerate().filter(|(_, stage)| stage.layers.is_empty());
+        let unknown = parts.stages.iter().enumerate().filter(|(_, stage)| stage.layers.is_empty());
         let unknown: Vec<String> = unknown.map(|(idx, _)| idx.to_string()).collect();
         if !unknown.is_empty() {
             notes.push(format!(
@@ -261,7 +257,7 @@ pub(super) fn tensor_parallel(
 }
 
 /// Cuts a stage's costs among a group.
-fn estimate(plan: &Plan, idx: usize, degree: u32, stage: &mut Stage) {
+fn estimate(parts: &PlanParts, idx: usize, degree: u32, stage: &mut Stage) {
     if degree < 2 {
         return;
     }
@@ -281,19 +277,16 @@ fn estimate(plan: &Plan, idx: usize, degree: u32, stage: &mut Stage) {
     for layer in &mut stage.layers {
         layer.gradients = layer.gradients.div_ceil(n);
     }
-    stage.tensor_parallel = Some(exchange(plan, idx));
+    stage.tensor_parallel = Some(exchange(parts, idx));
 }
 
 /// What a group would exchange in a pass: Megatron's two all-reduces for each block that has parameters to cut.
-fn exchange(plan: &Plan, idx: usize) -> TensorParallel {
-    let layers = &plan.stages[idx].layers;
+fn exchange(parts: &PlanParts, idx: usize) -> TensorParallel {
+    let layers = &parts.stages[idx].layers;
     if layers.is_empty() {
-        let near = plan
-            .transfers
-            .iter()
-            .filter(|transfer| transfer.from as usize == idx || transfer.to as usize == idx);
-        let bytes = near.map(|transfer| transfer.forward.0).max().unwrap_or(0);
-        let blocks = plan.stages[idx].blocks.len() as u32;
+        let near = parts.transfers.iter().filter(|transfer| transfer.from == idx || transfer.to == idx);
+        let bytes = near.map(|transfer| transfer.forward).max().unwrap_or(0);
+        let blocks = parts.stages[idx].n_blocks as u32;
         return TensorParallel { bytes, per_pass: blocks.saturating_mul(2) };
     }
     let cut = layers.iter().filter(|layer| layer.gradients.0 > 0);

@@ -1,37 +1,30 @@
-//! A plan's stages, what crosses between them and what they share, as numbers.
+//! A plan's stages in whole nanoseconds and bytes.
 
-use schema::{Bytes, BytesPerSecond, Plan, Seconds};
+use schema::{Bytes, BytesPerSecond, Seconds};
 
 use super::{
     PlanError,
     numbers::{nanoseconds, rate},
+    parts::{PartStage, PlanParts},
 };
-use crate::{
-    machine::Machine,
-    workload::{Layer, Stage, StageMemory, Tie, Transfer},
-};
+use crate::workload::{Layer, Stage, StageMemory, Transfer};
 
-pub(super) fn stages(
-    plan: &Plan,
-    stage_devices: &[Vec<usize>],
-    machine: &Machine,
-) -> Result<Vec<Stage>, PlanError> {
-    let mut stages = Vec::with_capacity(plan.stages.len());
-    for (idx, planned) in plan.stages.iter().enumerate() {
-        let cost = &planned.cost;
+pub(super) fn stages(parts: &PlanParts) -> Result<Vec<Stage>, PlanError> {
+    let mut stages = Vec::with_capacity(parts.stages.len());
+    for (idx, part) in parts.stages.iter().enumerate() {
+        let cost = &part.cost;
         // Costs are for the stage's own devices; the machine scales them by speed, so they are given at speed 1.
-        let first = stage_devices[idx][0];
-        let speed = machine.devices[first].speed;
+        let first = part.devices[0];
+        let speed = parts.machine.devices[first].speed;
         let time =
             |seconds: Seconds, name: &str| nanoseconds(seconds * speed, || format!("{name} of stage {idx}"));
         let forward = time(cost.forward, "forward")?;
         let input_gradient = time(cost.input_gradient, "input_gradient")?;
         let weight_gradient = time(cost.weight_gradient, "weight_gradient")?;
-        let type_ = &plan.cluster.types[&plan.cluster.devices[first].type_];
         // The step reads parameters, gradients and state, and writes parameters and state.
         let touched =
             Bytes(cost.parameters.0.saturating_mul(3).saturating_add(cost.optimizer.0.saturating_mul(2)));
-        let bandwidth = BytesPerSecond(rate(type_.memory_bandwidth, || {
+        let bandwidth = BytesPerSecond(rate(parts.devices[first].memory_bandwidth, || {
             "the memory bandwidth of a device type".to_string()
         })?);
         stages.push(Stage {
@@ -52,7 +45,7 @@ pub(super) fn stages(
                 offloaded: cost.offloaded.0.min(cost.activations.0),
             },
             tensor_parallel: None,
-            layers: layers_of(idx, planned)?,
+            layers: layers_of(idx, part)?,
         });
     }
     // A stage of views and dropouts may take none; a plan without any has no times in it.
@@ -66,7 +59,7 @@ pub(super) fn stages(
     }
 }
 
-fn layers_of(idx: usize, planned: &schema::PlanStage) -> Result<Vec<Layer>, PlanError> {
+fn layers_of(idx: usize, part: &PartStage) -> Result<Vec<Layer>, PlanError> {
     let layer = |layer: &schema::LayerCost| {
         Ok(Layer {
             forward: nanoseconds(layer.forward, || format!("forward of a layer of stage {idx}"))?,
@@ -74,37 +67,13 @@ fn layers_of(idx: usize, planned: &schema::PlanStage) -> Result<Vec<Layer>, Plan
             gradients: layer.gradients.0,
         })
     };
-    let layers = planned.layers.iter().map(layer).collect::<Result<Vec<_>, PlanError>>()?;
+    let layers = part.layers.iter().map(layer).collect::<Result<Vec<_>, PlanError>>()?;
     let gradients = layers.iter().fold(0, |sum: u64, layer| sum.saturating_add(layer.gradients));
-    if !layers.is_empty() && gradients != planned.cost.parameters.0 {
-        let parameters = planned.cost.parameters;
+    if !layers.is_empty() && gradients != part.cost.parameters.0 {
+        let parameters = part.cost.parameters;
         return Err(PlanError::Layers { stage: idx, layers: Bytes(gradients), parameters });
     }
     Ok(layers)
-}
-
-pub(super) fn transfers(plan: &Plan) -> Result<Vec<Transfer>, PlanError> {
-    let n_stages = plan.stages.len();
-    let transfer = |transfer: &schema::Transfer| {
-        let (from, to) = (transfer.from as usize, transfer.to as usize);
-        if from >= to || to >= n_stages {
-            return Err(PlanError::Transfer { from: transfer.from, to: transfer.to, n_stages });
-        }
-        Ok(Transfer { from, to, forward: transfer.forward.0, backward: transfer.backward.0 })
-    };
-    plan.transfers.iter().map(transfer).collect()
-}
-
-pub(super) fn ties(plan: &Plan) -> Result<Vec<Tie>, PlanError> {
-    let n_stages = plan.stages.len();
-    let tie = |tie: &schema::PlanTie| match tie.stages.iter().find(|stage| **stage as usize >= n_stages) {
-        Some(&stage) => Err(PlanError::Tie { stage, n_stages }),
-        None => {
-            let stages = tie.stages.iter().map(|stage| *stage as usize).collect();
-            Ok(Tie { stages, bytes: tie.parameters.0 })
-        }
-    };
-    plan.ties.iter().map(tie).collect()
 }
 
 /// Cuts every stage into equal parts; what crosses a new cut is taken to be what leaves the stage.

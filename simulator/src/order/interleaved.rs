@@ -71,7 +71,7 @@ impl Rounds {
     }
 
     /// `hops` is the warm-up for each rank behind this one; `weights_after` splits backwards in two and postpones
-    /// the weight gradients by so many operations.
+    /// the weight gradients by a number of operations.
     fn program(&self, rank: u32, hops: u32, weights_after: Option<u32>) -> Vec<Op> {
         let total = self.chunks * self.micro_batches;
         let warm_up = self.warm_up(rank, hops);

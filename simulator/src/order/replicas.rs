@@ -13,11 +13,11 @@
 
 use super::{Op, Order, OrderError, Schedule, one_f_one_b};
 
-/// Makes the order of a schedule for ranks with so many replicas each; `make` makes one pipeline's for as many
+/// Makes the order of a schedule for ranks with replicas; `make` makes one pipeline's for as many
 /// micro-batches as it is asked for.
 ///
 /// # Errors
-/// When the schedule cannot run so many micro-batches.
+/// When the schedule cannot run this number of micro-batches.
 pub fn for_replicas(
     schedule: Schedule,
     micro_batches: u32,

@@ -353,9 +353,6 @@ pub fn compared(answer: &PlanAnswer) -> String {
     for other in &answer.runners_up {
         let title = titled(&other.strategy, other.sharding.as_deref());
         lines.extend(other.fails.iter().map(|why| format!(" {title}: {why}")));
-        lines.extend(
-            other.not_carried_out.iter().map(|_| format!(" {title}: train.py does not carry it out so yet")),
-        );
     }
     lines.join("\n")
 }

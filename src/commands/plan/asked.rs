@@ -22,7 +22,7 @@ use super::{
     inference::{self, Forward},
     loss::LossCost,
     pins, recomputed,
-    request::{CARRIED_OUT, PlanRequest},
+    request::PlanRequest,
     step_size::{Rates, StepSize},
     subject::Subject,
 };
@@ -574,7 +574,6 @@ fn answer_of(
     let others = others.iter().map(|other| RunnerUp {
         strategy: other.made_by.name().to_string(),
         sharding: other.sharing(),
-        not_carried_out: not_carried_out(other),
         seconds: Some(other.seconds_each()),
         loses: Some(more(other.seconds_each(), each)),
         schedule: Some(other.schedule.name().to_string()),
@@ -586,7 +585,6 @@ fn answer_of(
     let failed = failed.iter().map(|(strategy, error)| RunnerUp {
         strategy: strategy.name().to_string(),
         sharding: None,
-        not_carried_out: None,
         seconds: None,
         loses: None,
         schedule: None,
@@ -633,11 +631,6 @@ fn answer_of(
             .collect(),
         ..PlanAnswer::default()
     }
-}
-
-/// Returns what of a plan `train.py` carries out otherwise.
-fn not_carried_out(solution: &Solution) -> Option<String> {
-    solution.sharing().filter(|_| solution.sharding() > CARRIED_OUT)
 }
 
 /// Returns by which share something is more than another; a model without known work takes no time at all.

@@ -214,8 +214,7 @@ fn others(answer: &PlanAnswer) -> Option<String> {
             .filter_map(|other| Some((other, other.loses.filter(|loses| is_wanted(*loses))?)))
             .map(|(other, loses)| {
                 let title = titled(&other.strategy, other.sharding.as_deref());
-                let yet = if other.not_carried_out.is_some() { ", not carried out yet" } else { "" };
-                format!("{title} ({:+.1} %{yet})", loses * 100.0)
+                format!("{title} ({:+.1} %)", loses * 100.0)
             })
             .take(3)
             .collect()

@@ -3,16 +3,13 @@
 //! Solvers use formulas; a formula takes transfers that hide behind compute for hidden, while a pipeline with few micro-batches in
 //! flight may wait for them. The last word is the simulator's, where the step is small enough to ask.
 
-use indexmap::{IndexMap, IndexSet};
-use schema::{Cluster, Device, DeviceType, Level, Link, ModelReference, OffloadMode};
-use simulator::{PlanOptions, PlannedStep, Timeline, from_plan, simulate, simulate_below, step_time};
+pub(crate) mod parts;
 
-use crate::{Machine, MachineDevice, Objective, Problem, Solution, SolutionStage, plan_file::write::to_plan};
+use schema::OffloadMode;
+use simulator::{PlannedStep, Timeline, simulate, simulate_below, step_time};
 
-/// The most operations of a step that are simulated while planning.
-const OPERATIONS: usize = 300_000;
-/// The most devices.
-const DEVICES: usize = 256;
+use self::parts::{parts, positions};
+use crate::{Objective, Problem, Solution, SolutionStage};
 
 /// Takes the simulator's time for a solution's objective, where the simulator can tell.
 ///
@@ -35,7 +32,7 @@ pub(crate) fn settle(problem: &Problem, mut solution: Solution) -> Solution {
 
 /// Settles a step and tells its [`excess`]: of one simulation, where memory has to be looked at.
 ///
-/// `None` where the simulator's time is not below so many seconds: then nobody asks for its memory.
+/// `None` if the simulator's time is not below `below` seconds: its memory does not matter then.
 pub(crate) fn settle_step(
     problem: &Problem,
     mut solution: Solution,
@@ -110,14 +107,10 @@ fn timeline(problem: &Problem, solution: &Solution) -> Option<Timeline> {
 
 /// Bytes at the peak of each device, as the simulator finds them.
 fn device_peaks(problem: &Problem, timeline: &Timeline) -> Vec<f64> {
-    // Each name is one device of the simulator's.
-    let devices = &problem.machine.devices;
-    let names: IndexSet<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-    let at = |device: &MachineDevice| names.get_index_of(device.name.as_str()).unwrap_or(0);
-    devices.iter().map(|device| timeline.memory[at(device)].peak as f64).collect()
+    positions(&problem.machine).into_iter().map(|device| timeline.memory[device].peak as f64).collect()
 }
 
-/// How many times as much as it has the fullest device needs in the simulation, where that is more than once.
+/// Simulated peak of the fullest device as a multiple of its memory, if above 1.
 ///
 /// What is far below a device's memory by formula is not simulated.
 pub(crate) fn excess(problem: &Problem, solution: &Solution) -> Option<f64> {
@@ -127,10 +120,10 @@ pub(crate) fn excess(problem: &Problem, solution: &Solution) -> Option<f64> {
     excess_of(problem, solution, &all_peaks(problem, solution)?)
 }
 
-/// Bytes at the peak of each device: those that are known, where devices stand in the order of the simulation, or those of another one.
+/// Peak bytes of each device: those of the simulation that was kept, or of another one if devices were reordered.
 fn all_peaks(problem: &Problem, solution: &Solution) -> Option<Vec<f64>> {
-    let known = solution.peaks.clone().filter(|_| solution.order.is_empty());
-    known.or_else(|| Some(device_peaks(problem, &timeline(problem, solution)?)))
+    let own = solution.peaks.clone().filter(|_| solution.order.is_empty());
+    own.or_else(|| Some(device_peaks(problem, &timeline(problem, solution)?)))
 }
 
 fn excess_of(problem: &Problem, solution: &Solution, peaks: &[f64]) -> Option<f64> {
@@ -152,7 +145,7 @@ pub(crate) fn state_memory(problem: &Problem, solution: &mut Solution) {
     scale_memory(problem, solution, 0.0);
 }
 
-/// Makes what the stages of a device hold together its peak in the simulation, but no less than a share of what formulas say.
+/// Scales the memory of the stages on a device to its simulated peak, but not below `least` times the formula.
 fn scale_memory(problem: &Problem, solution: &mut Solution, least: f64) {
     let Some(peaks) = all_peaks(problem, solution) else { return };
     let held = solution.held(problem.machine.devices.len());
@@ -182,17 +175,21 @@ pub(crate) fn taken(
     solution: &Solution,
 ) -> Option<Result<PlannedStep, simulator::PlanError>> {
     let n_devices: usize = solution.stages.iter().map(|stage| stage.run.count).sum();
-    if !is_simulated(solution.stages.len(), solution.micro_batches as usize, n_devices) {
+    if !is_simulated(problem, solution.stages.len(), solution.micro_batches as usize, n_devices) {
         return None;
     }
-    let model = ModelReference { name: String::new(), digest: String::new() };
-    let plan = to_plan(problem, solution, &cluster(&problem.machine), model, "");
-    Some(from_plan(&plan, &PlanOptions::default()))
+    Some(parts(problem, solution).and_then(PlannedStep::of))
 }
 
 /// Tells whether a step is small enough to be simulated while planning.
-pub(crate) fn is_simulated(n_stages: usize, micro_batches: usize, n_devices: usize) -> bool {
-    n_stages * micro_batches * 2 <= OPERATIONS && n_devices <= DEVICES
+pub(crate) fn is_simulated(
+    problem: &Problem,
+    n_stages: usize,
+    micro_batches: usize,
+    n_devices: usize,
+) -> bool {
+    let sizes = problem.training.limits.sizes;
+    n_stages * micro_batches * 2 <= sizes.simulated_step && n_devices <= sizes.simulated_devices
 }
 
 /// Seconds of the objective, and the share of device time that is idle.
@@ -219,38 +216,4 @@ fn idle(solution: &Solution, seconds: f64) -> f64 {
     devices.sort_unstable();
     devices.dedup();
     (1.0 - busy.sum::<f64>() / (seconds * devices.len() as f64)).clamp(0.0, 1.0)
-}
-
-/// The machine as a cluster; speeds are in the stages' costs already.
-pub(crate) fn cluster(machine: &Machine) -> Cluster {
-    let mut types = IndexMap::new();
-    let mut devices: IndexMap<&str, Device> = IndexMap::new();
-    for device in &machine.devices {
-        let type_ = format!("{} {} {}", device.memory.0, device.host_bandwidth.0, device.memory_bandwidth.0);
-        types.entry(type_.clone()).or_insert_with(|| DeviceType {
-            memory: device.memory,
-            memory_bandwidth: device.memory_bandwidth,
-            host_bandwidth: Some(device.host_bandwidth),
-            ..DeviceType::default()
-        });
-        let place = device.place.clone();
-        devices.entry(&device.name).or_insert_with(|| Device { name: device.name.clone(), type_, place });
-    }
-    let levels = machine.levels.iter().enumerate().map(|(index, level)| Level {
-        name: index.to_string(),
-        bandwidth: level.bandwidth,
-        latency: level.latency,
-    });
-    let links = machine.links.iter().map(|(from, to, level)| Link {
-        from: from.clone(),
-        to: to.clone(),
-        bandwidth: level.bandwidth,
-        latency: level.latency,
-    });
-    Cluster {
-        types,
-        devices: devices.into_values().collect(),
-        levels: levels.collect(),
-        links: links.collect(),
-    }
 }

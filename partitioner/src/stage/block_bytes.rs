@@ -1,0 +1,44 @@
+//! Bytes of each block that decide what a stage holds: a table of four numbers a block, O(blocks log blocks + values).
+
+use std::cmp::Reverse;
+
+use schema::{RecomputePolicy, ShardingLevel};
+
+use crate::problem::Problem;
+
+/// Bytes of blocks, in the order of the problem.
+pub(crate) struct BlockBytes {
+    /// What each takes in, and what it keeps beside that when it is recomputed.
+    pub(crate) inputs: Vec<f64>,
+    /// The model's inputs that each is the first to take, and what it keeps whatever is recomputed.
+    pub(crate) stays: Vec<f64>,
+    /// Blocks that are recomputed however much memory there is.
+    pub(crate) always: Vec<usize>,
+    /// The largest workspace of any block.
+    pub(crate) largest_workspace: f64,
+    /// Blocks, those with most parameters first; empty where replicas gather none.
+    pub(crate) by_parameters: Vec<usize>,
+}
+
+impl BlockBytes {
+    pub(crate) fn of(problem: &Problem) -> Self {
+        let kept = || problem.blocks.iter().map(|block| block.kept.0 as f64).collect();
+        let (mut inputs, mut stays): (Vec<f64>, Vec<f64>) = (kept(), kept());
+        for value in &problem.values {
+            value.to.iter().for_each(|&to| inputs[to] += value.forward.0 as f64);
+            if let (None, Some(&first)) = (value.from, value.to.iter().min()) {
+                stays[first] += value.forward.0 as f64;
+            }
+        }
+        let workspace = problem.blocks.iter().map(|block| block.workspace.0).max();
+        let mut by_parameters = Vec::new();
+        if problem.training.sharding >= ShardingLevel::Zero2 {
+            by_parameters.extend(0..problem.blocks.len());
+            by_parameters.sort_by_key(|&block| Reverse(problem.blocks[block].parameters.0));
+        }
+        let always = problem.blocks.iter().enumerate();
+        let always = always.filter(|(_, block)| block.recompute == Some(RecomputePolicy::Always));
+        let always = always.map(|(index, _)| index).collect();
+        Self { inputs, stays, always, largest_workspace: workspace.unwrap_or(0) as f64, by_parameters }
+    }
+}

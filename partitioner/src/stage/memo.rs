@@ -1,0 +1,99 @@
+//! The memo table of the planner: results of a function by its arguments.
+//!
+//! For functions of which a search asks a few arguments out of far too many to compute a table beforehand. Behind a `RefCell`, because
+//! a search that only reads its problem fills it. A hash map: O(1) a look-up; a table that is full begins anew.
+
+use std::{cell::RefCell, collections::HashMap, hash::Hash};
+
+/// Results by arguments.
+pub(crate) struct Memo<K, V> {
+    results: RefCell<HashMap<K, V>>,
+    /// The most results that are kept.
+    most: usize,
+}
+
+impl<K: Eq + Hash, V: Clone> Memo<K, V> {
+    /// Makes a table of at most `most` results.
+    pub(crate) fn with_most(most: usize) -> Self {
+        Self { results: RefCell::default(), most }
+    }
+
+    /// Returns the result for these arguments, which is computed where nobody asked before.
+    pub(crate) fn get(&self, key: K, compute: impl FnOnce() -> V) -> V {
+        self.get_if(key, |_| true, |_| compute())
+    }
+
+    /// Returns the result for these arguments; one that is not good enough is recomputed, knowing what was found before.
+    pub(crate) fn get_if(
+        &self,
+        key: K,
+        is_enough: impl FnOnce(&V) -> bool,
+        compute: impl FnOnce(Option<V>) -> V,
+    ) -> V {
+        let before = self.results.borrow().get(&key).cloned();
+        if let Some(result) = before.as_ref().filter(|before| is_enough(before)) {
+            return result.clone();
+        }
+        let result = compute(before);
+        let results = &mut *self.results.borrow_mut();
+        if results.len() >= self.most {
+            results.clear();
+        }
+        results.insert(key, result.clone());
+        result
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Default for Memo<K, V> {
+    fn default() -> Self {
+        Self::with_most(usize::MAX)
+    }
+}
+
+/// Values that differ, numbered: what is no key of a hash map has a number that is one.
+pub(crate) struct Numbers<T>(RefCell<Vec<T>>);
+
+impl<T> Numbers<T> {
+    /// Returns the number of a value, the latest first in a search through all: O(values).
+    pub(crate) fn of(&self, is_same: impl Fn(&T) -> bool, make: impl FnOnce() -> T) -> usize {
+        let values = &mut *self.0.borrow_mut();
+        values.iter().rposition(is_same).unwrap_or_else(|| {
+            values.push(make());
+            values.len() - 1
+        })
+    }
+}
+
+impl<T> Default for Numbers<T> {
+    fn default() -> Self {
+        Self(RefCell::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_computed_once_until_the_table_is_full() {
+        let (squares, mut n_computed) = (Memo::with_most(2), 0);
+        for key in [3, 3, 4, 3, 5, 5, 3] {
+            let square = squares.get(key, || {
+                n_computed += 1;
+                key * key
+            });
+            assert_eq!(square, key * key);
+        }
+        // 3 and 4; 5 finds the table full, and 3 is asked for again.
+        assert_eq!(n_computed, 4);
+    }
+
+    #[test]
+    fn what_is_not_enough_is_computed_again() {
+        let bounds: Memo<(), f64> = Memo::default();
+        let ask = |enough: f64| {
+            bounds.get_if((), |known| *known >= enough, |known| known.unwrap_or(0.0).max(enough) + 1.0)
+        };
+        assert_eq!([ask(1.0), ask(2.0), ask(1.5), ask(2.5)], [2.0, 2.0, 2.0, 3.5]);
+    }
+}

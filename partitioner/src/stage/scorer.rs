@@ -1,0 +1,131 @@
+//! What a stage costs, whichever devices it stands on: the problem, the states between which stages lie, the rules of a schedule.
+//!
+//! `costs` puts it on a device run. Three memo tables belong to it: the least that stages hold and the cheapest bytes to save, a list of
+//! all blocks for each number of micro-batches in flight (and each speed), and the times of stages, O(Q²) for each kind of device run.
+//! Two are shared between scorers: device runs by those on one machine, memory plans by those over one list of states.
+
+use std::{cell::Cell, collections::HashMap, rc::Rc};
+
+use crate::{
+    Problem,
+    dag::cut_states::States,
+    stage::{
+        block_bytes::BlockBytes,
+        in_flight::InFlight,
+        memo::Memo,
+        memory_plan::{MemoryPlans, Saving},
+        place::{DeviceRuns, Place},
+        run::Run,
+        score::Rules,
+        time_table::TimeTable,
+    },
+};
+
+/// The most states of which times are kept, and where all stages have as many micro-batches in flight.
+const STATES: [usize; 2] = [512, 1024];
+
+/// Scores stages of one problem over one list of states.
+pub(crate) struct Scorer<'a> {
+    pub(crate) problem: &'a Problem,
+    pub(crate) states: &'a States,
+    pub(crate) rules: Rules,
+    pub(crate) bytes: Rc<BlockBytes>,
+    pub(crate) runs: Rc<DeviceRuns>,
+    pub(crate) memory_plans: Rc<MemoryPlans>,
+    /// Least bytes of activations before each state, whatever is recomputed, by micro-batches in flight.
+    pub(crate) least_held: Memo<usize, Rc<Vec<f64>>>,
+    /// What recomputing and offloading blocks saves, the cheapest first, by micro-batches in flight, speed and host bandwidth.
+    pub(crate) savings: Memo<(usize, [u64; 2]), Rc<Vec<Saving>>>,
+    /// Times of stages by kind of device run: without a memory limit, and within memory for a number of micro-batches in flight.
+    times: Memo<(usize, Option<usize>), Rc<TimeTable>>,
+    /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
+    pub(crate) copies: usize,
+    /// Whether memory is to be counted from below: a stage that does not fit then fits in no way.
+    pub(crate) is_bound: bool,
+    /// Whether a device's next pass waits for all of its gradients' sum, and not for the last bucket's alone.
+    pub(crate) waits_for_sums: bool,
+    /// Replicas of the stage before, by a stage's first device, where they are known.
+    pub(crate) before: HashMap<usize, usize>,
+    /// Versions of its weights that a stage keeps, by its first device, where they are not one for each micro-batch in flight.
+    pub(crate) versions: HashMap<usize, u32>,
+    /// Whether replicas share the optimizer's step out.
+    pub(crate) shares_updates: bool,
+    /// Micro-batches between two updates of a stage at the least; one of each replica where that is more.
+    pub(crate) period: usize,
+    /// Optimality gap of the recompute knapsack as a share of the stage's work: non-zero if its search hit the node limit.
+    pub(crate) gap: Cell<f64>,
+}
+
+impl<'a> Scorer<'a> {
+    pub(crate) fn new(problem: &'a Problem, states: &'a States, rules: Rules) -> Self {
+        Self::with(problem, states, rules, Rc::new(BlockBytes::of(problem)))
+    }
+
+    fn with(problem: &'a Problem, states: &'a States, rules: Rules, bytes: Rc<BlockBytes>) -> Self {
+        Self {
+            problem,
+            states,
+            rules,
+            bytes,
+            runs: Rc::default(),
+            memory_plans: Rc::default(),
+            least_held: Memo::default(),
+            savings: Memo::default(),
+            times: Memo::default(),
+            copies: 1,
+            is_bound: false,
+            waits_for_sums: false,
+            before: HashMap::new(),
+            versions: HashMap::new(),
+            shares_updates: false,
+            period: 1,
+            gap: Cell::default(),
+        }
+    }
+
+    /// Returns what scores stages over other states of the same problem, on the same devices.
+    pub(crate) fn over<'b>(&self, states: &'b States) -> Scorer<'b>
+    where
+        'a: 'b,
+    {
+        let mut other = Scorer::with(self.problem, states, self.rules, Rc::clone(&self.bytes));
+        other.runs = Rc::clone(&self.runs);
+        other
+    }
+
+    pub(crate) fn parameters(&self, start: usize, end: usize) -> f64 {
+        let mut bytes = self.states.parameters[end] - self.states.parameters[start];
+        for tie in &self.problem.ties {
+            if tie.blocks.iter().any(|&block| self.states.has_block(start, end, block)) {
+                bytes += tie.parameters.0 as f64;
+            }
+        }
+        bytes
+    }
+
+    /// Bytes of tied parameters that other stages hold as well.
+    pub(crate) fn shared(&self, start: usize, end: usize) -> f64 {
+        let is_shared = |tie: &&crate::Tie| {
+            let inside = tie.blocks.iter().filter(|&&block| self.states.has_block(start, end, block)).count();
+            inside > 0 && inside < tie.blocks.len()
+        };
+        self.problem.ties.iter().filter(is_shared).map(|tie| tie.parameters.0 as f64).sum()
+    }
+
+    /// Returns what a run of devices brings.
+    pub(crate) fn place(&self, run: Run) -> Rc<Place> {
+        self.runs.place(&self.problem.machine, self.rules.neighbours, run)
+    }
+
+    /// Returns the times of stages on devices like these, within memory if a number of micro-batches in flight is given. `None` if
+    /// the table would be too large, or the pipeline is asynchronous, where costs depend on the run's position.
+    pub(crate) fn time_table(&self, place: &Rc<Place>, in_flight: Option<usize>) -> Option<Rc<TimeTable>> {
+        let n_states = self.states.len();
+        let is_level = !matches!(self.rules.in_flight, InFlight::UntilEnd(_));
+        if self.rules.is_asynchronous || n_states > STATES[usize::from(is_level)] {
+            return None;
+        }
+        let kind = self.runs.kind(place);
+        Some(self.times.get((kind, in_flight), || Rc::new(TimeTable::new(n_states))))
+    }
+}
