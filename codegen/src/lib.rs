@@ -37,6 +37,7 @@ mod names;
 mod nearest_cut;
 mod nodes;
 mod opaque;
+mod operands;
 mod origin;
 mod pipeline;
 mod python;

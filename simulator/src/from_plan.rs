@@ -6,15 +6,17 @@
 mod error;
 mod execution;
 mod numbers;
+mod options;
 mod parts;
 mod ranks;
 mod stages;
 mod steady;
 
-use schema::{Execution, Plan, Seconds};
+use schema::Plan;
 
 pub use self::{
     error::PlanError,
+    options::PlanOptions,
     parts::{PartDevice, PartStage, PlanParts},
 };
 use self::{
@@ -24,30 +26,11 @@ use self::{
 };
 use crate::{
     cost::Cost,
-    machine::{Machine, Sends, Sharing},
+    machine::{Machine, Sends},
     order::{Kind, Order, OrderError, Schedule, Shape, for_replicas, make_for_costs},
     versions::{self, Kept},
     workload::{Stage, Workload},
 };
-
-/// What a command may want otherwise than the plan has it.
-#[derive(Clone, Debug, Default)]
-pub struct PlanOptions {
-    /// The schedule, by name; the plan's when absent.
-    pub schedule: Option<String>,
-    /// Micro-batches; the plan's when absent.
-    pub micro_batches: Option<u32>,
-    /// What the host adds to each operation.
-    pub host_overhead: Seconds,
-    /// How transfers share ports.
-    pub sharing: Sharing,
-    /// Gradient sync, sharding and offload; the plan's where nothing is said.
-    pub execution: Execution,
-    /// Share of each stage's activations that waits in host memory; the plan's when absent.
-    pub offloaded: Option<f64>,
-    /// Devices of a tensor-parallel group, to estimate what a plan without such groups would gain.
-    pub tensor_parallel: Option<u32>,
-}
 
 /// A plan, ready to be simulated.
 #[derive(Clone, Debug)]

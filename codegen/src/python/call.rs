@@ -9,8 +9,9 @@ use super::{
 };
 use crate::{
     fold::Folded,
-    names::{Names, float, is_identifier, python_quoted as quoted},
+    names::{Names, is_identifier, python_quoted as quoted},
     nodes::{Kind, out_of_place, rule_of, split},
+    operands::Operands,
     pipeline::Form,
 };
 
@@ -182,33 +183,19 @@ impl Writer<'_> {
         if !(1..=3).contains(&length) {
             return None;
         }
-        let text = |index: usize| self.operand(operand(index));
+        let given = |places: [usize; 7]| places.map(|place| self.operand(operand(place))).join(", ");
         let zero = |operand: &Operand| {
             matches!(operand, Operand::List(items)
             if items.iter().all(|item| *item == Operand::Constant(Constant::Int(0))))
         };
         match operand(6) {
-            Operand::Constant(Constant::Bool(false)) if zero(operand(7)) => Some(format!(
-                "torch.conv{length}d({}, {}, {}, {}, {}, {}, {})",
-                text(0),
-                text(1),
-                text(2),
-                text(3),
-                text(4),
-                text(5),
-                text(8)
-            )),
-            Operand::Constant(Constant::Bool(true)) => Some(format!(
-                "torch.conv_transpose{length}d({}, {}, {}, {}, {}, {}, {}, {})",
-                text(0),
-                text(1),
-                text(2),
-                text(3),
-                text(4),
-                text(7),
-                text(8),
-                text(5)
-            )),
+            Operand::Constant(Constant::Bool(false)) if zero(operand(7)) => {
+                Some(format!("torch.conv{length}d({})", given([0, 1, 2, 3, 4, 5, 8])))
+            }
+            Operand::Constant(Constant::Bool(true)) => {
+                let dilation = self.operand(operand(5));
+                Some(format!("torch.conv_transpose{length}d({}, {dilation})", given([0, 1, 2, 3, 4, 7, 8])))
+            }
             _ => None,
         }
     }
@@ -397,53 +384,20 @@ impl Writer<'_> {
     fn primary(&self, operand: Option<&Operand>) -> String {
         match operand {
             None => String::new(),
-            Some(Operand::Constant(constant)) => format!("({})", self.constant(constant)),
+            Some(Operand::Constant(constant)) => format!("({})", Self::constant(constant)),
             Some(operand) => self.operand(operand),
         }
     }
+}
 
-    /// Writes an operand.
-    pub fn operand(&self, operand: &Operand) -> String {
-        match operand {
-            Operand::Value(value) => self.name(*value).to_string(),
-            Operand::Tensor(tensor) => self.tensor(*tensor),
-            Operand::Constant(constant) => self.constant(constant),
-            Operand::List(items) => format!("[{}]", self.items(items)),
-            Operand::Tuple(items) if items.len() == 1 => format!("({},)", self.items(items)),
-            Operand::Tuple(items) => format!("({})", self.items(items)),
-            Operand::Dict(pairs) => {
-                let pairs: Vec<String> = pairs
-                    .iter()
-                    .map(|(key, value)| format!("{}: {}", self.operand(key), self.operand(value)))
-                    .collect();
-                format!("{{{}}}", pairs.join(", "))
-            }
-        }
+impl Operands for Writer<'_> {
+    const NOT_FINITE: [&'static str; 2] = ["torch.inf", "torch.nan"];
+
+    fn value(&self, value: tracer::ValueId) -> String {
+        self.name(value).to_string()
     }
 
-    fn items(&self, items: &[Operand]) -> String {
-        items.iter().map(|item| self.operand(item)).collect::<Vec<_>>().join(", ")
-    }
-
-    fn constant(&self, constant: &Constant) -> String {
-        match constant {
-            Constant::None => "None".into(),
-            Constant::Bool(true) => "True".into(),
-            Constant::Bool(false) => "False".into(),
-            Constant::Int(value) => value.to_string(),
-            Constant::Float(value) => float(*value, "torch.inf", "torch.nan"),
-            Constant::Complex(real, imaginary) => format!(
-                "complex({}, {})",
-                float(*real, "torch.inf", "torch.nan"),
-                float(*imaginary, "torch.inf", "torch.nan")
-            ),
-            Constant::Str(text) => quoted(text),
-            Constant::Device(name) => format!("torch.device({})", quoted(name)),
-        }
-    }
-
-    /// Writes the way to a stored tensor: `self.layer1[0].conv1.weight`.
-    pub fn tensor(&self, id: TensorId) -> String {
+    fn tensor(&self, id: TensorId) -> String {
         let tensor = &self.program.tensors[id.index()];
         if tensor.role == Role::Constant {
             return format!("self.{}.{}", self.constants, constant_name(self.program, id));
@@ -453,6 +407,10 @@ impl Writer<'_> {
             text.push_str(&step(part));
         }
         text
+    }
+
+    fn quoted(text: &str) -> String {
+        quoted(text)
     }
 }
 

@@ -28,6 +28,7 @@ use crate::{
     names::{Names, comment, python_quoted as quoted},
     nodes::{Kind, is_in_place, kinds, leaves, rule_of, split, values_of},
     opaque::{Function, functions},
+    operands::Operands,
     pipeline::{Carried, Pipeline, Stage, Step},
     safetensors,
     saving::{self, Segment},

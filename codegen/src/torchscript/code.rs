@@ -12,9 +12,10 @@ use super::tree::Tree;
 use crate::{
     error::CutError,
     fold::Folded,
-    names::{Names, float, is_identifier, quoted},
+    names::{Names, is_identifier, quoted},
     nodes::{Kind, draws, kinds, leaves, mutated_arguments, out_of_place, rule_of, split, values_of},
     opaque::{Function, functions, written},
+    operands::Operands,
     pipeline::{Carried, Form, Source, Stage, Step},
     python::{follows_device, on_host},
 };
@@ -284,46 +285,13 @@ impl Writer<'_> {
             format!("annotate(List[int], {text})")
         }
     }
+}
 
-    fn operand(&self, operand: &Operand) -> String {
-        match operand {
-            Operand::Value(value) => self.names.get(self.folded.get(*value)).to_string(),
-            Operand::Tensor(tensor) => self.tensor(*tensor),
-            Operand::Constant(constant) => self.constant(constant),
-            Operand::List(items) => format!("[{}]", self.items(items)),
-            Operand::Tuple(items) if items.len() == 1 => format!("({},)", self.items(items)),
-            Operand::Tuple(items) => format!("({})", self.items(items)),
-            Operand::Dict(pairs) => {
-                let pairs: Vec<String> = pairs
-                    .iter()
-                    .map(|(key, value)| format!("{}: {}", self.operand(key), self.operand(value)))
-                    .collect();
-                format!("{{{}}}", pairs.join(", "))
-            }
-        }
-    }
+impl Operands for Writer<'_> {
+    const NOT_FINITE: [&'static str; 2] = ["inf", "nan"];
 
-    fn items(&self, items: &[Operand]) -> String {
-        items.iter().map(|item| self.operand(item)).collect::<Vec<_>>().join(", ")
-    }
-
-    fn constant(&self, constant: &Constant) -> String {
-        match constant {
-            Constant::None => "None".into(),
-            Constant::Bool(true) => "True".into(),
-            Constant::Bool(false) => "False".into(),
-            Constant::Int(value) => value.to_string(),
-            Constant::Float(value) => float(*value, "inf", "nan"),
-            // As torch writes them; what is not finite cannot be written so.
-            Constant::Complex(real, imaginary) if real.is_finite() && imaginary.is_finite() => {
-                format!("({real:?}{imaginary:+?}j)")
-            }
-            Constant::Complex(real, imaginary) => {
-                format!("complex({}, {})", float(*real, "inf", "nan"), float(*imaginary, "inf", "nan"))
-            }
-            Constant::Str(text) => quoted(text),
-            Constant::Device(name) => format!("torch.device({})", quoted(name)),
-        }
+    fn value(&self, value: ValueId) -> String {
+        self.names.get(self.folded.get(value)).to_string()
     }
 
     fn tensor(&self, id: TensorId) -> String {
@@ -343,6 +311,19 @@ impl Writer<'_> {
             };
         }
         text
+    }
+
+    fn quoted(text: &str) -> String {
+        quoted(text)
+    }
+
+    /// As torch writes them; infinities and NaN have no literal.
+    fn complex(real: f64, imaginary: f64) -> String {
+        if real.is_finite() && imaginary.is_finite() {
+            format!("({real:?}{imaginary:+?}j)")
+        } else {
+            format!("complex({}, {})", Self::float(real), Self::float(imaginary))
+        }
     }
 }
 
