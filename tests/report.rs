@@ -69,6 +69,32 @@ fn a_plan_brings_its_sections() {
     let plan = page.split_once("<script id=\"plan\" type=\"application/json\">").unwrap().1;
     let plan: serde_json::Value = serde_json::from_str(plan.split_once('<').unwrap().0).unwrap();
     assert_eq!(plan["stages"].as_array().unwrap().len(), 2);
+    // Nothing is recommended that nobody gets stages for.
+    let data = page.split_once("<script id=\"data\" type=\"application/json\">").unwrap().1;
+    let data: serde_json::Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+    let of = |name: &str| data["what_if"][name].as_array().unwrap().clone();
+    for (schedule, is_planned) in of("schedules").iter().zip(of("is_planned")) {
+        let split = Command::new(env!("CARGO_BIN_EXE_model-analyze"))
+            .arg("split")
+            .arg(fixture("traces/cnn_basic.pt"))
+            .args([
+                "--devices",
+                "2xt4",
+                "--micro-batches",
+                "4",
+                "--dry-run",
+                "--schedule",
+                schedule.as_str().unwrap(),
+            ])
+            .output()
+            .unwrap();
+        assert_eq!(
+            split.status.success(),
+            is_planned,
+            "{schedule}: {}",
+            String::from_utf8_lossy(&split.stderr)
+        );
+    }
 }
 
 #[test]

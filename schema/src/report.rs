@@ -139,6 +139,9 @@ pub struct ReportWhatIf {
     pub schedules: Vec<String>,
     /// What each does, in one line.
     pub summaries: Vec<String>,
+    /// Whether `split` plans stages for each, or the plan has it: others are shown and not recommended.
+    #[serde(default)]
+    pub is_planned: Vec<bool>,
     /// Factors on the bandwidth of every link, ascending.
     pub links: Vec<f64>,
     /// Positions of the plan itself: link, schedule, micro-batches.

@@ -18,6 +18,7 @@ use super::{
     emit::{self, CutAt, FormArguments},
     graph::{self, GraphRequest},
     plan::{self, PlanArguments, PlanRequest, Subject},
+    planned_schedules::{OTHERS, PIPELINES},
     report::{self, PlannedPage},
     simulate,
 };
@@ -88,23 +89,6 @@ struct Found {
     /// Set for a program of torch.export.
     is_exported: bool,
 }
-
-/// Schedules of pipelines that stages are planned for.
-const PIPELINES: [(Schedule, Strategy); 4] = [
-    (Schedule::GPipe, Strategy::GPipe),
-    (Schedule::OneForwardOneBackward, Strategy::OneForwardOneBackward),
-    (Schedule::Interleaved1F1B, Strategy::Interleaved),
-    (Schedule::InterleavedZeroBubble, Strategy::ZeroBubble),
-];
-
-/// Schedules that are not offered, and are planned for where they are asked for.
-const OTHERS: [(Schedule, Strategy); 5] = [
-    (Schedule::LayerParallel, Strategy::Layer),
-    (Schedule::PipeDream, Strategy::PipeDream),
-    (Schedule::GemsMaster, Strategy::Gems),
-    (Schedule::Chimera, Strategy::Chimera),
-    (Schedule::DualPipe, Strategy::DualPipe),
-];
 
 /// Returns the names of the schedules that are offered.
 pub fn schedules() -> Vec<&'static str> {

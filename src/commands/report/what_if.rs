@@ -6,7 +6,7 @@
 use schema::{Plan, ReportWhatIf, SimulatedPlan, Timeline, WhatIfCell};
 use simulator::{PlanOptions, PlannedStep, order::Schedule};
 
-use crate::commands::simulate::picture;
+use crate::commands::{planned_schedules::is_planned, simulate::picture};
 
 /// Schedules worth a row beside the plan's own, simplest first.
 const SCHEDULES: [Schedule; 9] = [
@@ -82,6 +82,11 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> (ReportWhatIf, Vec<(usize
         ),
         micro_batches: counts,
         schedules: kept.iter().map(|(schedule, _)| schedule.name().to_string()).collect(),
+        // Others may be faster, and nobody gets stages for them.
+        is_planned: kept
+            .iter()
+            .map(|(schedule, _)| Some(*schedule) == own || is_planned(*schedule))
+            .collect(),
         summaries: kept.iter().map(|(schedule, _)| schedule.summary().to_string()).collect(),
         links: LINKS.to_vec(),
         cells,

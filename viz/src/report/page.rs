@@ -83,7 +83,7 @@ const GRAPH: &str = "<section id=\"graph\" class=\"js\"><h2>Graph</h2>
 ";
 const TIMELINE: &str = "<section id=\"timeline\" class=\"js\"><h2>Timeline and memory</h2><div class=\"tools\"><span class=\"group\" role=\"group\" aria-label=\"Time\"><button data-zoom=\"out\" aria-label=\"Smaller\" title=\"Smaller (-)\">−</button><button data-zoom=\"fit\">Whole step</button><button data-zoom=\"in\" aria-label=\"Larger\">+</button></span><button id=\"planned\" hidden>Back to the plan</button><span id=\"kinds\" class=\"legend\"></span></div><div id=\"charts\"></div></section>
 ";
-const WHAT_IF: &str = "<section id=\"what-if\" class=\"js\"><h2>What if</h2><p class=\"note\">The same stages, simulated under other schedules, numbers of micro-batches and link speeds. A micro-batch keeps its size, so more of them are a larger batch: compare time per micro-batch. ★ is the best that fits, ✕ does not fit, dashed is the plan. Choose a cell to see its step in the timeline above.</p>
+const WHAT_IF: &str = "<section id=\"what-if\" class=\"js\"><h2>What if</h2><p class=\"note\">The same stages, simulated under other schedules, numbers of micro-batches and link speeds. A micro-batch keeps its size, so more of them are a larger batch: compare time per micro-batch. ★ is the best that fits and that <code>split --schedule</code> plans stages for, ✕ does not fit, dashed is the plan. Choose a cell to see its step in the timeline above.</p>
 <div class=\"tools\"><label>Show <select id=\"metric\"></select></label><span class=\"group\" role=\"group\" aria-label=\"Link speed\" id=\"links\"></span></div><div class=\"scroll\" id=\"grid\"></div><p id=\"answer\" aria-live=\"polite\"></p></section>
 ";
 

@@ -45,7 +45,7 @@ async function startWhatIf() {
     };
     const all = schedules.flatMap((_, s) => counts.map((_, m) => value(s, m))).filter((v) => v !== null);
     const [low, high] = [Math.min(...all), Math.max(...all)];
-    const fitting = schedules.flatMap((_, s) => counts.map((_, m) => (cell(link, s, m).memory > 1 ? null : value(s, m))));
+    const fitting = schedules.flatMap((_, s) => counts.map((_, m) => (cell(link, s, m).memory > 1 || !grid.is_planned[s] ? null : value(s, m))));
     const best = Math.min(...fitting.filter((v) => v !== null));
     const head = html("tr", {}, html("th", {}, "schedule"), ...counts.map((n) => html("th", { class: "n" }, String(n))));
     const body = schedules.map((name, s) => {
@@ -63,7 +63,7 @@ async function startWhatIf() {
           tabindex: s === schedule && m === at ? 0 : -1,
           "aria-label": name + ", " + n + " micro-batches: " + (v === null ? "cannot run" : metric.show(v)),
         });
-        element.textContent = v === null ? "–" : metric.show(v) + (v === best && !isFull ? " ★" : "");
+        element.textContent = v === null ? "–" : metric.show(v) + (v === best && !isFull && grid.is_planned[s] ? " ★" : "");
         element.addEventListener("click", () => {
           [schedule, at] = [s, m];
           choose();
