@@ -184,6 +184,9 @@ impl Question<'_> {
             made => made,
         };
         let step = made.map_err(|error| error.to_string())?;
+        if step.workload.stages.len() > plan.stages.len() && !self.request.constraints.pin.is_empty() {
+            return Err("it has more stages than the plan that keeps calls where they are pinned".into());
+        }
         let timeline = simulator::simulate(&step.workload, &step.order, &step.machine)
             .map_err(|error| error.to_string())?;
         let devices = plan.cluster.devices.iter().zip(&timeline.memory);
