@@ -6,7 +6,7 @@
 //! 2. Correction: ridge regression of `ln(time / anchor)` on a polynomial of bounded terms. Degree and λ are those
 //!    with the least held-out error in five folds; iterated reweighting (Holland and Welsch, 1977) brings the squared
 //!    error of logarithms to the absolute relative one, and takes the force from outliers.
-//! 3. How the curve goes on beyond the rows is chosen by the largest of them, see [`beyond`].
+//! 3. How the curve goes on beyond the rows is chosen by the largest of them, see `fit/extrapolation.rs`.
 //! 4. Gate, clip and band come from the same rows: leverage, residuals, held-out residuals. Beyond the rows the band widens
 //!    as the same trial says.
 //!

@@ -3,11 +3,14 @@
 //! States and traffic depend on blocks, values and whether activations may be offloaded; not on machines, strategies or micro-batches,
 //! which change from question to question. Caches are keyed by all else that an answer depends on.
 
-use std::cell::{Cell, OnceCell};
+use std::{
+    cell::{Cell, OnceCell},
+    rc::Rc,
+};
 
 use crate::{
     Problem, Solution, bound::crossing::CrossingBound, dag::cut_states::States,
-    pipeline::cache::PipelineCache,
+    pipeline::cache::PipelineCache, stage::memory_plan::MemoryPlans,
 };
 
 /// The cuts of a model, and what was found of them.
@@ -24,6 +27,8 @@ pub struct CutSpace {
     crossing_bound: OnceCell<CrossingBound>,
     /// Best pipelines over the states, as far as they were asked for.
     pub(crate) pipelines: PipelineCache,
+    /// What stages over the states recompute and offload, as far as it was asked for.
+    pub(crate) memory_plans: Rc<MemoryPlans>,
     /// Stages and replicas of the plan that was found last: tried first, so that others have something to beat.
     pub(crate) likely: Cell<Option<(usize, usize)>>,
 }
@@ -47,6 +52,7 @@ impl CutSpace {
             line,
             crossing_bound: OnceCell::new(),
             pipelines: PipelineCache::default(),
+            memory_plans: Rc::default(),
             likely: Cell::new(None),
         }
     }

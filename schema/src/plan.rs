@@ -164,7 +164,7 @@ pub struct RecomputedCalls {
 }
 
 /// Whether calls are computed again in the backward pass, however much memory there is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecomputePolicy {
     /// Each of them is, as one.

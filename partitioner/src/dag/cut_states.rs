@@ -4,7 +4,9 @@
 //! value with its maker before and a taker after: a skip connection is paid at each cut that it crosses. O(blocks + values) for an
 //! order, O(Q·(blocks + values)) for Q ideals.
 
-use crate::{Problem, dag::ideals::Ideals};
+use std::ops::Range;
+
+use crate::{NodeSet, Problem, dag::ideals::Ideals};
 
 /// States with sums over the blocks before them; the first has none before it and the last has all.
 #[derive(Debug)]
@@ -29,6 +31,22 @@ enum Sets {
     /// Blocks in order, and each block's position; state `i` has the first `i` before it.
     Line(Vec<usize>, Vec<usize>),
     Ideals(Ideals),
+}
+
+/// The blocks between two states.
+pub(crate) enum Members<'a> {
+    /// Those whose position is in a range.
+    Run(&'a [usize], Range<usize>),
+    Set(NodeSet),
+}
+
+impl Members<'_> {
+    pub(crate) fn contains(&self, block: usize) -> bool {
+        match self {
+            Self::Run(position, range) => range.contains(&position[block]),
+            Self::Set(set) => set.contains(block),
+        }
+    }
 }
 
 /// Bytes of each block that stay in memory whatever is recomputed; none where they may wait in host memory.
@@ -224,6 +242,14 @@ impl States {
                 blocks
             }
             Sets::Ideals(ideals) => ideals.between(start, end).collect(),
+        }
+    }
+
+    /// Returns the blocks between two states, for whoever asks of many blocks whether they are among them.
+    pub(crate) fn members(&self, start: usize, end: usize) -> Members<'_> {
+        match &self.sets {
+            Sets::Line(_, position) => Members::Run(position, start..end),
+            Sets::Ideals(ideals) => Members::Set(ideals.difference(start, end)),
         }
     }
 

@@ -97,6 +97,11 @@ impl Ideals {
         bits(self.words(end).iter().zip(self.words(start)).map(|(word, less)| word & !less))
     }
 
+    /// Returns them as a set.
+    pub(crate) fn difference(&self, start: usize, end: usize) -> NodeSet {
+        self.words(end).iter().zip(self.words(start)).map(|(word, less)| word & !less).collect()
+    }
+
     /// Tells whether one ideal lies in another.
     pub fn is_subset(&self, ideal: usize, of: usize) -> bool {
         self.words(ideal).iter().zip(self.words(of)).all(|(word, all)| word & !all == 0)

@@ -79,6 +79,12 @@ impl NodeSet {
     }
 }
 
+impl FromIterator<u64> for NodeSet {
+    fn from_iter<T: IntoIterator<Item = u64>>(words: T) -> Self {
+        Self { words: words.into_iter().collect() }
+    }
+}
+
 /// Returns the positions of the bits that are set in words.
 pub(crate) fn bits(words: impl Iterator<Item = u64>) -> impl Iterator<Item = usize> {
     words.enumerate().flat_map(|(index, word)| {

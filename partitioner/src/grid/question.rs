@@ -38,7 +38,7 @@ pub(crate) struct GridSolver<'a> {
     pub(crate) n_grids: usize,
     /// Pairs of states that searches looked at, at the most.
     pub(crate) spent: Cell<usize>,
-    /// What stages recompute: the same for all grids in which as many micro-batches are in flight.
+    /// What stages recompute: the same for all grids, and all strategies that cut by no rule, with as many micro-batches in flight.
     pub(crate) memory_plans: Rc<MemoryPlans>,
     /// Lines of blocks that grids climb from.
     pub(crate) lines: Lines,

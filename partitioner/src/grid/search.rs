@@ -156,7 +156,7 @@ pub(crate) fn synchronous(
         goal,
         n_grids: open.len(),
         spent: Cell::new(0),
-        memory_plans: Rc::default(),
+        memory_plans: if strategy.is_rule() { Rc::default() } else { Rc::clone(&cut_space.memory_plans) },
         lines: Lines::default(),
         runs: Rc::default(),
         ideal_runs: Rc::default(),

@@ -1,10 +1,10 @@
-//! Bytes of each block that decide what a stage holds: a table of four numbers a block, O(blocks log blocks + values).
+//! Bytes of each block that decide what a stage holds: a table of five numbers a block, O(blocks log blocks + values).
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::HashMap};
 
 use schema::{RecomputePolicy, ShardingLevel};
 
-use crate::problem::Problem;
+use crate::problem::{Block, Problem};
 
 /// Bytes of blocks, in the order of the problem.
 pub(crate) struct BlockBytes {
@@ -14,6 +14,8 @@ pub(crate) struct BlockBytes {
     pub(crate) stays: Vec<f64>,
     /// Blocks that are recomputed however much memory there is.
     pub(crate) always: Vec<usize>,
+    /// A number that blocks share which cost and hold the same, as those of repeated layers do.
+    pub(crate) kinds: Vec<u32>,
     /// The largest workspace of any block.
     pub(crate) largest_workspace: f64,
     /// Blocks, those with most parameters first; empty where replicas gather none.
@@ -39,6 +41,16 @@ impl BlockBytes {
         let always = problem.blocks.iter().enumerate();
         let always = always.filter(|(_, block)| block.recompute == Some(RecomputePolicy::Always));
         let always = always.map(|(index, _)| index).collect();
-        Self { inputs, stays, always, largest_workspace: workspace.unwrap_or(0) as f64, by_parameters }
+        let mut numbers = HashMap::new();
+        let kind = |(block, inputs): (&Block, &f64)| {
+            let seconds = [block.forward.0, block.seconds(), *inputs].map(f64::to_bits);
+            let bytes = [block.activations, block.kept, block.workspace];
+            let next = numbers.len() as u32;
+            *numbers
+                .entry((seconds, bytes.map(|bytes| bytes.0), (block.is_operator, block.recompute)))
+                .or_insert(next)
+        };
+        let kinds = problem.blocks.iter().zip(&inputs).map(kind).collect();
+        Self { inputs, stays, always, kinds, largest_workspace: workspace.unwrap_or(0) as f64, by_parameters }
     }
 }

@@ -33,14 +33,22 @@ pub(crate) struct Saving {
 }
 
 /// What stages over one list of states recompute and offload, with the optimality gap of the search; `None` where they do not fit.
-pub(crate) struct MemoryPlans(pub(crate) Memo<PlanKey, (Option<MemoryPlan>, f64)>);
+pub(crate) struct MemoryPlans {
+    /// By states and conditions.
+    pub(crate) by_states: Memo<((usize, usize), Conditions), Found>,
+    /// By kinds of blocks and conditions, blocks being positions in the stage: stages of repeated layers are the same many times.
+    pub(crate) by_kinds: Memo<(Vec<u32>, Conditions), Found>,
+}
 
-/// All that a choice depends on: states; micro-batches in flight, whether they wait for the weights' gradients, whether memory is
+/// A choice with its optimality gap.
+pub(crate) type Found = (Option<MemoryPlan>, f64);
+
+/// All that a choice depends on but blocks: micro-batches in flight, whether they wait for the weights' gradients, whether memory is
 /// counted from below; and limit, speed, fixed memory and host bandwidth to the bit.
-pub(crate) type PlanKey = ((usize, usize), (usize, bool, bool), [u64; 4]);
+pub(crate) type Conditions = ((usize, bool, bool), [u64; 4]);
 
 impl Default for MemoryPlans {
     fn default() -> Self {
-        Self(Memo::with_most(MEMORY_PLANS))
+        Self { by_states: Memo::with_most(MEMORY_PLANS), by_kinds: Memo::with_most(MEMORY_PLANS / 4) }
     }
 }

@@ -17,7 +17,7 @@ use crate::stage::{
     costs::StageCosts,
     in_flight::InFlight,
     knapsack::{Choice, Items, pick},
-    memory_plan::{MemoryPlan, Saving},
+    memory_plan::{Conditions, Found, MemoryPlan, Saving},
     score::StageScore,
     scorer::Scorer,
 };
@@ -128,12 +128,13 @@ impl StageCosts<'_> {
         let Self { scorer, place, in_flight, .. } = self;
         let key = (*in_flight, [place.speed, place.host].map(f64::to_bits));
         let find = || Rc::new(scorer.find_savings(*in_flight, (place.speed, place.host)));
+        let members = scorer.states.members(start, end);
         let mut seconds = 0.0;
         for saving in scorer.savings.get(key, find).iter() {
             if bytes <= 0.0 {
                 break;
             }
-            if scorer.states.has_block(start, end, saving.block) {
+            if members.contains(saving.block) {
                 seconds += saving.seconds_per_byte * bytes.min(saving.bytes);
                 bytes -= saving.bytes;
             }
@@ -156,14 +157,15 @@ impl StageCosts<'_> {
         }
         let is_split = matches!(scorer.rules.in_flight, InFlight::Split(_));
         let kind = (*in_flight, is_split, scorer.is_bound);
-        let key = ((start, end), kind, [limit, place.speed, fixed, place.host].map(f64::to_bits));
-        let (plan, gap) = scorer.memory_plans.0.get(key, || self.choose(start, end, fixed, limit));
+        let conditions = (kind, [limit, place.speed, fixed, place.host].map(f64::to_bits));
+        let choose = || self.choose(start, end, (fixed, limit), conditions);
+        let (plan, gap) = scorer.memory_plans.by_states.get(((start, end), conditions), choose);
         scorer.gap.set(scorer.gap.get().max(gap));
         plan
     }
 
     /// Chooses what is recomputed and offloaded; also returns the optimality gap of the search.
-    fn choose(&self, start: usize, end: usize, fixed: f64, limit: f64) -> (Option<MemoryPlan>, f64) {
+    fn choose(&self, start: usize, end: usize, (fixed, limit): (f64, f64), conditions: Conditions) -> Found {
         let Self { scorer, place, in_flight, .. } = self;
         let training = &scorer.problem.training;
         let blocks = scorer.states.blocks(start, end);
@@ -189,12 +191,30 @@ impl StageCosts<'_> {
             let plan = MemoryPlan { seconds, memory, recompute: blocks, unit, offload: vec![] };
             return ((training.recompute && memory <= limit).then_some(plan), 0.0);
         }
-        let work = (scorer.states.work[end] - scorer.states.work[start]) / place.speed;
+        let kinds = blocks.iter().map(|&block| scorer.bytes.kinds[block]).collect();
+        let search = || self.search(&blocks, (fixed, workspace), limit);
+        let (mut plan, gap) = scorer.memory_plans.by_kinds.get((kinds, conditions), search);
+        // From positions in the stage to blocks.
+        for position in plan.iter_mut().flat_map(|plan| plan.recompute.iter_mut().chain(&mut plan.offload)) {
+            *position = blocks[*position];
+        }
+        (plan, gap)
+    }
+
+    /// Searches the fastest choice for some blocks, which the plan names by their position, beside bytes that no choice changes.
+    fn search(&self, blocks: &[usize], (fixed, workspace): (f64, f64), limit: f64) -> Found {
+        let Self { scorer, place, in_flight, .. } = self;
+        let work: f64 = blocks.iter().map(|&block| scorer.problem.blocks[block].seconds()).sum();
         let open = blocks.iter().map(|&block| scorer.choices(block, *in_flight, (place.speed, place.host)));
-        let choices = open.collect();
-        let mut search =
-            Search { scorer, blocks: &blocks, choices, room: limit - fixed - workspace, work, gap: 0.0 };
-        let plan = search.best(&scorer.recomputed_sizes(&blocks));
+        let mut search = Search {
+            scorer,
+            blocks,
+            choices: open.collect(),
+            room: limit - fixed - workspace,
+            work: work / place.speed,
+            gap: 0.0,
+        };
+        let plan = search.best(&scorer.recomputed_sizes(blocks));
         (plan.map(|plan| MemoryPlan { memory: fixed + workspace + plan.memory, ..plan }), search.gap)
     }
 
@@ -472,18 +492,73 @@ impl Search<'_> {
             self.gap = self.gap.max((picked.time - picked.lower_bound) / self.work);
         }
         let (mut recompute, mut offload) = (Vec::new(), Vec::new());
-        for ((&block, choices), choice) in self.blocks.iter().zip(&self.choices).zip(picked.choices) {
+        let blocks = self.blocks.iter().zip(&self.choices).zip(picked.choices);
+        for (position, ((&block, choices), choice)) in blocks.enumerate() {
             let is_recomputed = choices.recomputed.is_some()
                 && (self.scorer.is_bound || self.scorer.once_more(block) <= largest);
             match choice {
                 0 if self.scorer.is_always(block) => recompute.push(block),
                 0 => {}
-                1 if is_recomputed => recompute.push(block),
-                _ => offload.push(block),
+                1 if is_recomputed => recompute.push(position),
+                _ => offload.push(position),
             }
         }
         let seconds = if self.scorer.is_bound { picked.lower_bound } else { picked.time };
         let unit = RecomputeUnit::Block;
         Some((MemoryPlan { seconds, memory: largest + kept, recompute, unit, offload }, picked.price))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        dag::cut_states::States,
+        oracle::random_problems::{Dice, problem},
+        stage::{place::Neighbours, run::Run, score::Rules},
+    };
+
+    /// Stages of the same kinds of blocks share one search: the choice is that of a stage which is searched alone.
+    #[test]
+    fn stages_of_repeated_layers_choose_as_each_alone() {
+        let (mut dice, mut n_chosen) = (Dice(61), 0);
+        for case in 0..30 {
+            let mut problem = problem(&mut dice, 12, 2, true, true);
+            problem.training.recompute = true;
+            // Kinds differ by their bytes alone.
+            for block in &mut problem.blocks {
+                block.activations.0 = 60 + dice.below(60);
+                (block.forward.0, block.input_gradient.0, block.weight_gradient.0) = (1.0, 1.0, 1.0);
+            }
+            problem.values.iter_mut().for_each(|value| value.forward.0 = 10);
+            for index in 3..12 {
+                let path = problem.blocks[index].path.clone();
+                problem.blocks[index] = crate::Block { path, ..problem.blocks[index - 3].clone() };
+            }
+            for index in 3..11 {
+                problem.values[index].forward = problem.values[index - 3].forward;
+                problem.values[index].backward = problem.values[index - 3].backward;
+            }
+            let states = States::line(&problem, (0..12).collect());
+            let rules = Rules {
+                is_asynchronous: false,
+                in_flight: InFlight::Depth(4),
+                neighbours: Neighbours::Paired,
+            };
+            let shared = Scorer::new(&problem, &states, rules);
+            let run = Run { first: 0, count: 1, stride: 1 };
+            for (start, end) in (0..12).flat_map(|start| (start + 1..13).map(move |end| (start, end))) {
+                let alone = Scorer::new(&problem, &states, rules);
+                let limit = 200.0 + 330.0 * (end - start) as f64;
+                let plan = |scorer: &Scorer| {
+                    let plan = scorer.on(run, 2).memory_plan(start, end, limit)?;
+                    Some((plan.seconds, plan.memory, plan.recompute, plan.offload))
+                };
+                let (ours, own) = (plan(&shared), plan(&alone));
+                assert_eq!(ours, own, "case {case}: {start}..{end} of {:?}", problem.blocks);
+                n_chosen += usize::from(own.is_some_and(|plan| !plan.2.is_empty()));
+            }
+        }
+        assert!(n_chosen > 50, "{n_chosen} stages recompute");
     }
 }
