@@ -581,7 +581,7 @@ impl<'a> Predictor<'a> {
     fn float8(&self, subject: &Subject<'a>) -> Option<Float8> {
         let Subject { operator, machine, shape, .. } = subject;
         let is_asked = self.options.rounding == Rounding::Float8 && self.last_layer != Some(operator.id);
-        if !is_asked || machine.host.is_some() || !self.is_layer(operator) {
+        if !is_asked || machine.is_processor() || !self.is_layer(operator) {
             return None;
         }
         Float8::of(&self.model.figures, shape.as_ref()?.size, *machine)

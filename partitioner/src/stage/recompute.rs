@@ -497,7 +497,7 @@ impl Search<'_> {
             let is_recomputed = choices.recomputed.is_some()
                 && (self.scorer.is_bound || self.scorer.once_more(block) <= largest);
             match choice {
-                0 if self.scorer.is_always(block) => recompute.push(block),
+                0 if self.scorer.is_always(block) => recompute.push(position),
                 0 => {}
                 1 if is_recomputed => recompute.push(position),
                 _ => offload.push(position),
@@ -525,8 +525,9 @@ mod tests {
         for case in 0..30 {
             let mut problem = problem(&mut dice, 12, 2, true, true);
             problem.training.recompute = true;
-            // Kinds differ by their bytes alone.
+            // Kinds differ by their activations alone, and so do stages.
             for block in &mut problem.blocks {
+                (block.parameters.0, block.workspace.0) = (8, 2);
                 block.activations.0 = 60 + dice.below(60);
                 (block.forward.0, block.input_gradient.0, block.weight_gradient.0) = (1.0, 1.0, 1.0);
             }
