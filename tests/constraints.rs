@@ -324,6 +324,8 @@ fn calls_are_computed_again_always_or_never() {
     // Each as one, and nothing else; their forward passes run twice.
     assert_eq!(again(&first), layers);
     assert!(step(&first) > step(&free), "{} {}", step(&first), step(&free));
+    // Memory has nothing to do with it.
+    assert!(first["stages"].as_array().unwrap().iter().all(|stage| stage["bound_by"] != "memory"), "{first}");
     let again_by_plan = plan(&[&asked[..], &["--constraints", &path]].concat());
     assert_eq!(again_by_plan["stages"], first["stages"]);
     let checked = plan(&[BERT, "--check", &path]);

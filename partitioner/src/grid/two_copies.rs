@@ -363,6 +363,7 @@ mod tests {
             recompute: Vec::new(),
             recompute_unit: schema::RecomputeUnit::Block,
             offload: Vec::new(),
+            is_as_asked: true,
             bound_by: crate::BoundBy::Compute,
         }
     }

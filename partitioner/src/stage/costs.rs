@@ -8,6 +8,8 @@
 
 use std::rc::Rc;
 
+use schema::RecomputePolicy;
+
 use crate::stage::{
     memory_plan::MemoryPlan,
     place::{Place, Wire},
@@ -120,6 +122,9 @@ impl StageCosts<'_> {
     /// Scores a stage with a given choice of what is recomputed and offloaded.
     pub(crate) fn scored(&self, start: usize, end: usize, plan: MemoryPlan, limit: f64) -> StageScore {
         let (compute, sync, transfer) = self.parts(start, end, plan.seconds);
+        let policy = |block: &usize| self.scorer.problem.blocks[*block].recompute;
+        let is_asked = |block: &usize| policy(block) == Some(RecomputePolicy::Always);
+        let is_as_asked = plan.offload.is_empty() && plan.recompute.iter().all(is_asked);
         let mut score = StageScore {
             seconds: 0.0,
             compute,
@@ -131,6 +136,7 @@ impl StageCosts<'_> {
             recompute: plan.recompute,
             recompute_unit: plan.unit,
             offload: plan.offload,
+            is_as_asked,
             bound_by: BoundBy::Compute,
         };
         score.settle(self.scorer.problem.machine.overlaps);

@@ -52,6 +52,8 @@ pub struct StageScore {
     pub recompute_unit: RecomputeUnit,
     /// Blocks whose saved activations are offloaded.
     pub offload: Vec<usize>,
+    /// Whether all of this was asked for, so that memory decided nothing.
+    pub is_as_asked: bool,
     /// What bounds it.
     pub bound_by: BoundBy,
 }
@@ -61,7 +63,7 @@ impl StageScore {
     pub(crate) fn settle(&mut self, overlaps: bool) {
         self.seconds = total(overlaps, self.compute, self.sync, self.transfer);
         self.bound_by = match self.compute >= self.sync && self.compute >= self.transfer {
-            true if self.overhead > 0.0 => BoundBy::Memory,
+            true if self.overhead > 0.0 && !self.is_as_asked => BoundBy::Memory,
             true => BoundBy::Compute,
             false if self.sync >= self.transfer => BoundBy::Sync,
             false => BoundBy::Transfer,

@@ -109,7 +109,15 @@ fn thrown_away(solution: &Solution) -> Option<String> {
     if n_more > 0 {
         told.push(format!("{n_more} more {part}s do so, too"));
     }
-    (!told.is_empty()).then(|| format!("To fit, {}.", told.join(", ")))
+    let why = match (
+        short().all(|(_, stage)| stage.score.is_as_asked),
+        short().any(|(_, stage)| stage.score.is_as_asked),
+    ) {
+        (true, _) => "As asked",
+        (_, true) => "To fit, or as asked",
+        _ => "To fit",
+    };
+    (!told.is_empty()).then(|| format!("{why}, {}.", told.join(", ")))
 }
 
 /// How full the fullest device is, with all that stands on it, and what it holds.
