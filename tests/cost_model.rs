@@ -58,6 +58,11 @@ fn products_in_tf32_are_asked_for_and_said() {
     let (code, _, error) = run(&["report", &unet, &plan, "-o", &page]);
     assert_eq!(code, Some(0), "{error}");
     assert!(!error.contains("believes"), "{error}");
+    // What train.py computes otherwise is said where it is written.
+    let out = folder.path().join("out").display().to_string();
+    let (code, said, error) = run(&["emit", &unet, &plan, "-o", &out]);
+    let all = format!("{said}{error}");
+    assert!(code == Some(0) && all.contains("train.py does not execute products in TF32 yet"), "{all}");
 }
 
 #[test]
@@ -74,6 +79,10 @@ fn layers_in_float8_are_asked_for_and_said() {
     let (rounded, shown, _) = asked("h100", &["--fp8"]);
     assert!(shown.contains(", linear layers in float8"), "{shown}");
     assert!((1.1..2.0).contains(&(plain / rounded)), "{plain} {rounded}");
+    // Nothing of a model in float32 is rounded, which is said, and not what was asked for.
+    let unet = fixture("fixtures/traces/unet_small.pt");
+    let (_, shown, error) = run(&["inspect", &unet, "--device", "h100", "--fp8", "--depth", "0"]);
+    assert!(error.contains("no layer runs in float8") && !shown.contains("float8"), "{shown}{error}");
     let [(before, ..), (after, _, error)] = [&[][..], &["--fp8"]].map(|how| asked("a100", how));
     assert!(before == after && error.contains("A100-SXM4-80GB has no float8"), "{error}");
     let (code, _, error) = run(&["inspect", &llama, "--device", "h100", "--fp8", "--tf32"]);

@@ -40,36 +40,25 @@ impl Float8 {
     }
 
     /// Returns the time of a pass, given that of its product in 16 bits. The gradient that comes in is cast for the input's
-    /// gradient, or for the weight's where that alone is wanted.
-    pub fn time(
-        &self,
-        device: &DeviceType,
-        product: Estimate,
-        phase: Phase,
-        casts_gradient: bool,
-    ) -> Estimate {
+    /// gradient, or for the weight's where that is alone.
+    pub fn time(&self, device: &DeviceType, product: Estimate, phase: Phase, is_alone: bool) -> Estimate {
         if product.seconds == 0.0 {
             return product;
         }
         let [input, weight, result] = self.elements;
-        let gradient = if casts_gradient { (6.0 * result, 2.0) } else { (0.0, 0.0) };
-        // Bytes, and kernels.
-        let (bytes, kernels) = match phase {
-            Phase::Forward => (6.0 * input + 5.0 * weight, 4.0),
-            Phase::InputGradient => (gradient.0 + 3.0 * weight, gradient.1 + 1.0),
-            _ => gradient,
+        let copies = efficiency::of(device, Sort::Elementwise);
+        let Machine { bandwidth, launch, .. } = self.narrow;
+        let cast = |bytes: f64, kernels: f64| {
+            copies.seconds(Phase::Forward, 0.0, bytes / bandwidth, kernels * launch)
         };
-        let casts = efficiency::of(device, Sort::Elementwise).seconds(
-            Phase::Forward,
-            0.0,
-            bytes / self.narrow.bandwidth,
-            kernels * self.narrow.launch,
-        );
-        let casts = if kernels > 0.0 { casts } else { 0.0 };
-        Estimate {
-            trust: product.trust,
-            ..Estimate::about(product.seconds * self.ratio(device, phase) + casts, BAND)
-        }
+        let casts = match phase {
+            Phase::Forward => cast(6.0 * input + 5.0 * weight, 4.0),
+            Phase::InputGradient => cast(6.0 * result + 3.0 * weight, 3.0),
+            _ if is_alone => cast(6.0 * result, 2.0),
+            _ => 0.0,
+        };
+        let seconds = product.seconds * self.ratio(device, phase) + casts;
+        Estimate { trust: product.trust, ..Estimate::about(seconds, BAND) }
     }
 
     /// Returns the time of a product in float8, relative to that in 16 bits, by the data sheet.

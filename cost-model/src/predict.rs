@@ -118,6 +118,7 @@ pub struct Prediction {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
     operators: Vec<Prediction>,
+    n_float8: usize,
 }
 
 /// The same for a scaled curve.
@@ -126,6 +127,11 @@ impl Costs {
     /// Returns the prediction for one operator.
     pub fn operator(&self, id: OperatorId) -> &Prediction {
         &self.operators[id.index()]
+    }
+
+    /// Returns the number of linear layers that run in float8.
+    pub fn n_float8(&self) -> usize {
+        self.n_float8
     }
 
     /// Returns the prediction for a run of operators, one after the other.
@@ -203,6 +209,7 @@ pub fn predict(
         readers: readers(graph),
         depends_on_batch: depends_on_batch(graph),
         last_layer: None,
+        n_float8: 0,
         machines: HashMap::new(),
         known: HashMap::new(),
     };
@@ -217,7 +224,8 @@ pub fn predict(
         |operator: &Operator| operator.class != OperatorClass::Plumbing && predictor.has_work(operator);
     let goes_back = |operator: &Operator| predictor.wants_gradient(operator);
     calls::bound(graph, costs, model, is_called, goes_back, &mut operators);
-    Costs { operators }
+    let n_float8 = predictor.n_float8;
+    Costs { operators, n_float8 }
 }
 
 struct Predictor<'a> {
@@ -236,6 +244,8 @@ struct Predictor<'a> {
     depends_on_batch: Vec<bool>,
     /// The last product with weights, which is not rounded further.
     last_layer: Option<OperatorId>,
+    /// Layers in float8 so far.
+    n_float8: usize,
     machines: HashMap<&'a str, Machine>,
     /// Memo table of curve times.
     known: HashMap<Asked<'a>, Option<Found>>,
@@ -417,9 +427,11 @@ impl<'a> Predictor<'a> {
         if let Some(layer) = self.float8(subject) {
             let figures = &self.model.figures;
             let is_alone = own.input_gradient.seconds == 0.0;
-            own.forward = layer.time(figures, own.forward, Phase::Forward, false);
-            own.input_gradient = layer.time(figures, own.input_gradient, Phase::InputGradient, true);
-            own.weight_gradient = layer.time(figures, own.weight_gradient, Phase::WeightGradient, is_alone);
+            let time = |product, phase| layer.time(figures, product, phase, is_alone);
+            own.forward = time(own.forward, Phase::Forward);
+            own.input_gradient = time(own.input_gradient, Phase::InputGradient);
+            own.weight_gradient = time(own.weight_gradient, Phase::WeightGradient);
+            self.n_float8 += 1;
             source = source.max(TimeSource::ScaledCurve);
         }
         // A profile measures each by itself. (Timed with libtorch 2.11: batch and group norm take as long for all as for the

@@ -156,7 +156,14 @@ pub fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph, options: &
     let total: f64 = by_source.values().sum();
     by_source.retain(|_, seconds| *seconds > 0.0);
     by_source.sort_keys();
-    let rounded = ROUNDED.iter().find(|(rounding, _)| *rounding == options.rounding);
+    let mut rounding = options.rounding;
+    if rounding == Rounding::Float8 && predicted.n_float8() == 0 {
+        failure::note(
+            "no layer runs in float8: that takes linear layers of 16 bits (--dtype bfloat16 of trace) before the last, with sizes that are multiples of 16",
+        );
+        rounding = Rounding::Own;
+    }
+    let rounded = ROUNDED.iter().find(|(own, _)| *own == rounding);
     let rounded = rounded.map_or("", |(_, words)| words);
     TimesFrom {
         cost_model: format!("{}{rounded}", model.title()),
