@@ -55,7 +55,7 @@ pub mod parts {
             emit::{CutAt, EmitRequest, emit},
             profile::{Answer, Profile},
             run::{Job, Measurement, Run},
-            verify::{Compared, Difference, Form, Gradient, Request},
+            verify::{Compared, Form, Request},
             whole,
         },
         failure::Failure,

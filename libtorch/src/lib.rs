@@ -45,5 +45,5 @@ pub use devices::{card_name, device, exact_device, set_threads};
 pub use error::TorchError;
 pub use inputs::{InputSpec, random};
 pub use kinds::{dtype, kind};
-pub use verify::{Difference, GradientDifference, Verification, verify};
+pub use verify::{Verification, verify};
 pub use whole::WholeModel;

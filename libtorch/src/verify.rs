@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use simulator::order::Kind;
 use tch::{Device, Tensor};
 
-use runtime::{Source, Wiring};
+use runtime::{Difference, GradientDifference, Source, Wiring};
 
 use crate::{
     WholeModel,
@@ -19,28 +19,6 @@ use crate::{
     seeded::Roots,
     stage::TorchStage,
 };
-
-/// How far two tensors are apart.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Difference {
-    /// Output or parameter.
-    pub name: String,
-    /// Largest absolute difference.
-    pub absolute: f64,
-    /// That, divided by the largest absolute value of the whole model's tensor, or by what counts as noise if that is more.
-    pub relative: f64,
-}
-
-/// How far the gradients of a parameter are apart, at worst.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GradientDifference {
-    /// The parameter, and how far.
-    pub difference: Difference,
-    /// The first stage that holds it.
-    pub stage: usize,
-    /// True when it was exactly zero on both sides in every step.
-    pub is_zero: bool,
-}
 
 /// Learning rate of the steps.
 const RATE: f64 = 0.01;
@@ -328,7 +306,7 @@ fn gradients(
         let found = stages[stage].gradients[position].as_ref().unwrap_or(&zeros);
         let difference = difference(name, expected, found, NOISE * largest)?;
         let is_zero = largest_of(expected)? == 0.0 && largest_of(found)? == 0.0;
-        differences.push(GradientDifference { difference, stage, is_zero });
+        differences.push(GradientDifference { difference, stage: stage as u32, is_zero });
     }
     Ok(differences)
 }

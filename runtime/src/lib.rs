@@ -20,12 +20,14 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod backend;
+mod difference;
 mod null;
 mod pipeline;
 pub mod profile;
 mod wiring;
 
 pub use backend::{Backend, BackendError};
+pub use difference::{Difference, GradientDifference};
 pub use null::Null;
 pub use pipeline::{Measured, MeasuredOp, RunError, run};
 pub use wiring::{Source, StageWiring, Wiring, WiringError};

@@ -20,10 +20,7 @@ use self::{
     python::Python,
 };
 
-pub use self::{
-    compared::{Compared, Difference, Gradient},
-    python::Request,
-};
+pub use self::{compared::Compared, python::Request};
 use crate::{
     commands::{
         emit::{self, CutAt, EmitRequest},

@@ -1,7 +1,7 @@
 //! `verify`: TorchScript archives of stages against the whole model.
 
 use libtorch::{exact_device, random, set_threads, verify};
-use model_analyze::parts::{Compared, Difference, Failure, Form, Gradient, Request, Stages};
+use model_analyze::parts::{Compared, Failure, Form, Request, Stages};
 
 use crate::in_torch::{failed, input, whole};
 
@@ -22,20 +22,10 @@ pub fn compare(stages: &Stages, request: &Request<'_>) -> Result<Compared, Failu
     let archives = stages.archives()?;
     let (wiring, outputs) = (&stages.wiring, &stages.model_outputs);
     let found = verify(&whole(request.whole), &archives, wiring, outputs, &inputs, device).map_err(failed)?;
-    let difference = |found: &libtorch::Difference| Difference {
-        name: found.name.clone(),
-        absolute: found.absolute,
-        relative: found.relative,
-    };
-    let gradient = |found: &libtorch::GradientDifference| Gradient {
-        difference: difference(&found.difference),
-        stage: found.stage as u32,
-        is_zero: found.is_zero,
-    };
     Ok(Compared {
         form: Form::Torchscript.name().to_string(),
-        outputs: found.outputs.iter().map(difference).collect(),
-        gradients: found.gradients.iter().map(gradient).collect(),
+        outputs: found.outputs,
+        gradients: found.gradients,
         losses: found.losses,
         shards: None,
     })

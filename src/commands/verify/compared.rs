@@ -1,5 +1,6 @@
 //! What was compared, whoever ran it: libtorch in this process, or a Python interpreter.
 
+use runtime::{Difference, GradientDifference};
 use schema::{TensorDifference, VerifiedExchange, VerifiedForm, VerifiedShards};
 use serde_json::Value;
 
@@ -11,7 +12,7 @@ pub struct Compared {
     /// Outputs of the model in the first forward pass.
     pub outputs: Vec<Difference>,
     /// Gradients of the first steps.
-    pub gradients: Vec<Gradient>,
+    pub gradients: Vec<GradientDifference>,
     /// Losses of each step: whole model, stages.
     pub losses: Vec<(f64, f64)>,
     /// What several processes did together.
@@ -29,28 +30,6 @@ pub struct Shards {
     pub exchanges: Vec<VerifiedExchange>,
 }
 
-/// How far two tensors are apart.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Difference {
-    /// Output or parameter.
-    pub name: String,
-    /// The largest difference of an element.
-    pub absolute: f64,
-    /// That, relative to the largest value of the tensor.
-    pub relative: f64,
-}
-
-/// The gradient of a parameter.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Gradient {
-    /// How far it is off at worst.
-    pub difference: Difference,
-    /// The first stage that holds the parameter.
-    pub stage: u32,
-    /// True when it was exactly zero on both sides in every step.
-    pub is_zero: bool,
-}
-
 impl Compared {
     /// Reads what an interpreter has found; nothing where it is not of that form.
     pub fn from_json(value: &Value) -> Option<Self> {
@@ -66,7 +45,7 @@ impl Compared {
         };
         let gradient = |row: Value| {
             let [name, stage, absolute, relative, is_zero] = row.as_array()?.as_slice() else { return None };
-            Some(Gradient {
+            Some(GradientDifference {
                 difference: difference(&[name.clone(), absolute.clone(), relative.clone()])?,
                 stage: u32::try_from(stage.as_u64()?).ok()?,
                 is_zero: is_zero.as_bool()?,
