@@ -238,10 +238,8 @@ pub fn signal(call: &Call<'_>) -> Result {
         (_, true) => whole.and_then(|whole| whole.checked_sub(window / 2 * 2)),
         _ => whole,
     };
-    let dtype = match call.flag("return_complex").known()? {
-        true => input.dtype,
-        false => input.dtype.map(real_of),
-    };
+    let is_complex = call.flag("return_complex").known()?;
+    let dtype = if is_complex { input.dtype } else { input.dtype.map(real_of) };
     fresh_fact(dtype, batch.into_iter().chain([length]).collect())
 }
 

@@ -283,10 +283,11 @@ impl<'a> AllCuts<'a> {
                     if least == f64::INFINITY {
                         continue;
                     }
-                    let time = match self.is_layer() {
-                        true => there + work / place.speed + back + rest,
+                    let time = if self.is_layer() {
+                        there + work / place.speed + back + rest
+                    } else {
                         // Ports carry what all replicas of a stage send.
-                        false => (least * place.run.count as f64).max(rest),
+                        (least * place.run.count as f64).max(rest)
                     };
                     own[start] = own[start].min(time);
                 }

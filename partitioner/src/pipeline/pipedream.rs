@@ -119,11 +119,14 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
         }
     }
     let by_work = problem.seconds() / problem.machine.total_speed();
-    let bound = match is_exact {
-        _ if goal == Goal::Any => 0.0,
-        true if is_uniform && is_roomy => by_formula,
-        true => least_period(&scorer, is_chain),
-        false => by_work,
+    let bound = if goal == Goal::Any {
+        0.0
+    } else if !is_exact {
+        by_work
+    } else if is_uniform && is_roomy {
+        by_formula
+    } else {
+        least_period(&scorer, is_chain)
     };
     let bound = bound.max(by_work);
     let mut best = best.ok_or((PlanError::NothingFits, bound))?;

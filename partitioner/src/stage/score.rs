@@ -62,11 +62,15 @@ impl StageScore {
     /// Adds its parts up, or takes the largest where the machine overlaps them.
     pub(crate) fn settle(&mut self, overlaps: bool) {
         self.seconds = total(overlaps, self.compute, self.sync, self.transfer);
-        self.bound_by = match self.compute >= self.sync && self.compute >= self.transfer {
-            true if self.overhead > 0.0 && !self.is_as_asked => BoundBy::Memory,
-            true => BoundBy::Compute,
-            false if self.sync >= self.transfer => BoundBy::Sync,
-            false => BoundBy::Transfer,
+        let is_compute = self.compute >= self.sync && self.compute >= self.transfer;
+        self.bound_by = if is_compute && self.overhead > 0.0 && !self.is_as_asked {
+            BoundBy::Memory
+        } else if is_compute {
+            BoundBy::Compute
+        } else if self.sync >= self.transfer {
+            BoundBy::Sync
+        } else {
+            BoundBy::Transfer
         };
     }
 }

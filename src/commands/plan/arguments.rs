@@ -146,10 +146,12 @@ pub struct RoundingArguments {
 impl RoundingArguments {
     /// Returns which was asked for.
     pub fn asked(self) -> Rounding {
-        match (self.tf32, self.fp8) {
-            (true, _) => Rounding::Tf32,
-            (_, true) => Rounding::Float8,
-            _ => Rounding::Own,
+        if self.tf32 {
+            Rounding::Tf32
+        } else if self.fp8 {
+            Rounding::Float8
+        } else {
+            Rounding::Own
         }
     }
 }

@@ -109,13 +109,13 @@ fn thrown_away(solution: &Solution) -> Option<String> {
     if n_more > 0 {
         told.push(format!("{n_more} more {part}s do so, too"));
     }
-    let why = match (
-        short().all(|(_, stage)| stage.score.is_as_asked),
-        short().any(|(_, stage)| stage.score.is_as_asked),
-    ) {
-        (true, _) => "As asked",
-        (_, true) => "To fit, or as asked",
-        _ => "To fit",
+    let n_asked = short().filter(|(_, stage)| stage.score.is_as_asked).count();
+    let why = if n_asked == 0 {
+        "To fit"
+    } else if n_asked == short().count() {
+        "As asked"
+    } else {
+        "To fit, or as asked"
     };
     (!told.is_empty()).then(|| format!("{why}, {}.", told.join(", ")))
 }
