@@ -41,7 +41,9 @@ pub(crate) fn grids(problem: &Problem, strategy: Strategy) -> Result<Vec<Grid>, 
         }
     }
     let is_uniform = problem.machine.is_uniform();
-    let replicated_chunks = problem.training.limits.replicated_chunks;
+    // The number of stages leaves few shapes on few devices.
+    let is_narrow = wanted.is_some() && n_devices <= FEW_DEVICES;
+    let replicated_chunks = problem.training.limits.replicated_chunks || is_narrow;
     let is_given = given.is_some();
     let space = GridSpace { n_devices, n_blocks, wanted, is_given, is_uniform, replicated_chunks };
     let grids = match strategy.row().search {

@@ -60,8 +60,13 @@ fn forms(problem: &Problem, strategy: Strategy) -> Vec<Form> {
         Strategy::Interleaved => {
             for chunks in 2..=8 {
                 let ranks = ranks(n_devices.min(n_blocks / chunks)).filter(|&n| n > 1);
-                let most =
-                    |n: usize| if problem.training.limits.replicated_chunks { n_devices / n } else { 1 };
+                let most = |n: usize| {
+                    if problem.training.limits.replicated_chunks || wanted.is_some() {
+                        n_devices / n
+                    } else {
+                        1
+                    }
+                };
                 ranks.for_each(|n| (1..=most(n)).for_each(|count| add(schedule, vec![count; n], chunks)));
             }
         }

@@ -20,8 +20,6 @@ const MOST_WANTED: usize = 64;
 const IDLE_ROUNDS: usize = 2;
 /// The fastest pipelines around whose borders blocks are opened.
 const PIPELINES: usize = 2;
-/// Up to this many devices stages of several parts may have replicas, too, where their number is given.
-const FEW_DEVICES: usize = 16;
 /// Share by which a plan must be faster to be called better: times are no surer than that.
 const GAIN: f64 = 1e-4;
 
@@ -38,9 +36,7 @@ pub(super) fn planned(
     given: Option<&Grain>,
 ) -> Result<Found, NoPlan> {
     let model = question.sliceable();
-    // Many shapes, unless the number of stages is given.
-    let is_few = question.stages().is_some() && question.n_devices() <= FEW_DEVICES;
-    let replicated_chunks = strategy == Some(Strategy::Interleaved) || is_few;
+    let replicated_chunks = strategy == Some(Strategy::Interleaved);
     let limits = Limits { replicated_chunks, ..Limits::NORMAL };
     let mut search = Search { question, model: model.as_ref(), strategy, limits, best: None, error: None };
     search.look_through(joined, given);
