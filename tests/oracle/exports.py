@@ -531,25 +531,28 @@ def compare_tp_plan(model, manifest, ours):
 
 def vllm(folder, model, inputs, stages):
     """vLLM's rule (`get_pp_indices`): whole numbers, one a rank, their sum the number of layers."""
-    if isinstance(counts := partition(folder, model, stages, "vLLM", "vllm.env", "VLLM_PP_LAYER_PARTITION"), str):
-        return counts
-    source = "its rule, stated again"
-    if wheels := sorted((Path(sys.prefix) / "wheels").glob("vllm-*.whl")):
-        scope = {"envs": types.SimpleNamespace(VLLM_PP_LAYER_PARTITION=",".join(map(str, counts))), "logger": None}
-        check_indices(wheels[0], "vllm/distributed/utils.py", scope, model, counts)
-        source = f"get_pp_indices of {wheels[0].name.split('-cp')[0]}"
-    return f"{source}: {counts}"
+    def scope(text):
+        return {"envs": types.SimpleNamespace(VLLM_PP_LAYER_PARTITION=text), "logger": None}
+
+    return dealt_out(folder, model, stages, "vLLM", "VLLM_PP_LAYER_PARTITION", "vllm/distributed/utils.py", scope)
 
 
 def sglang(folder, model, inputs, stages):
     """SGLang's rule, which is vLLM's (`get_pp_indices` reads the variable itself)."""
-    if isinstance(counts := partition(folder, model, stages, "SGLang", "sglang.env", "SGLANG_PP_LAYER_PARTITION"), str):
+    def scope(text):
+        return {"os": types.SimpleNamespace(getenv={"SGLANG_PP_LAYER_PARTITION": text}.get), "logger": None, "Tuple": tuple}
+
+    return dealt_out(folder, model, stages, "SGLang", "SGLANG_PP_LAYER_PARTITION", "sglang/srt/distributed/utils.py", scope)
+
+
+def dealt_out(folder, model, stages, target, variable, path, scope):
+    """The numbers of layers, held against the engine's own function where its wheel is there; `scope` is what that finds around it."""
+    name = target.lower()
+    if isinstance(counts := partition(folder, model, stages, target, f"{name}.env", variable), str):
         return counts
     source = "its rule, stated again"
-    if wheels := sorted((Path(sys.prefix) / "wheels").glob("sglang-*.whl")):
-        given = {"SGLANG_PP_LAYER_PARTITION": ",".join(map(str, counts))}
-        scope = {"os": types.SimpleNamespace(getenv=given.get), "logger": None, "Tuple": tuple}
-        check_indices(wheels[0], "sglang/srt/distributed/utils.py", scope, model, counts)
+    if wheels := sorted((Path(sys.prefix) / "wheels").glob(f"{name}-*.whl")):
+        check_indices(wheels[0], path, scope(",".join(map(str, counts))), model, counts)
         source = f"get_pp_indices of {wheels[0].name.split('-cp')[0]}"
     return f"{source}: {counts}"
 
