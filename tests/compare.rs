@@ -123,7 +123,7 @@ fn every_row_is_what_its_flags_give() {
         let simulate: Vec<&str> = simulate.split_whitespace().collect();
         check_simulated(row, &json(&[&["simulate", &file], &simulate[..]].concat()));
     }
-    assert!(rows(&answer).len() >= 24 && simulated >= 5, "{answer:#}");
+    assert!(rows(&answer).len() >= 24 && simulated >= 3, "{answer:#}");
 }
 
 #[test]

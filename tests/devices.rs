@@ -99,5 +99,6 @@ fn completions_offer_values() {
         assert!(offers(subcommand, option, value), "{subcommand} --{option} {value}");
     }
     // Only stages of these are planned, whatever can be simulated.
-    assert!(!offers("split", "schedule", "zbv"));
+    assert!(offers("split", "schedule", "zbv"));
+    assert!(!offers("split", "schedule", "v-half"));
 }

@@ -29,7 +29,7 @@ pub struct CutSpace {
     pub(crate) pipelines: PipelineCache,
     /// What stages over the states recompute and offload, as far as it was asked for.
     pub(crate) memory_plans: Rc<MemoryPlans>,
-    /// Stages and replicas of the plan that was found last: tried first, so that others have something to beat.
+    /// Ranks and replicas of the plan that was found last: tried first, so that others have something to beat.
     pub(crate) likely: Cell<Option<(usize, usize)>>,
 }
 
@@ -60,7 +60,7 @@ impl CutSpace {
     /// Notes the shape of a plan of these or of other cuts of the model.
     pub(crate) fn expect(&self, plan: &Solution) {
         let replicas = plan.stages.first().map_or(1, |stage| stage.run.count);
-        self.likely.set(Some((plan.stages.len(), replicas)));
+        self.likely.set(Some((plan.stages.len() / plan.chunks(), replicas)));
     }
 
     /// Returns the problem's own order.

@@ -34,8 +34,8 @@ pub struct Limits {
     pub scored_blocks: usize,
     /// Stages that are compared where a device has several of them.
     pub chunked_stages: usize,
-    /// Whether stages of several parts a device may have replicas whatever number of them is asked for: many shapes, each of them
-    /// slow to search.
+    /// Whether interleaved stages may have replicas whatever number of them is asked for, and stages in a V all shapes: each is slow to
+    /// search.
     pub replicated_chunks: bool,
     /// Stages that are compared for the bound by what must cross cuts: all together, and for one shape.
     pub bounded_stages: usize,

@@ -36,15 +36,14 @@ pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, Plan
     plan_over(problem, &CutSpace::of(problem), strategy)
 }
 
-/// The same, beginning with the shape of a plan of other blocks of the same model.
-///
-/// # Errors
-/// When the problem makes no sense or nothing fits.
-pub fn plan_near(problem: &Problem, strategy: Strategy, like: &Solution) -> Result<Solution, PlanError> {
-    problem.validate()?;
+/// The same, beginning with the shape of a plan of other blocks of the same model; `None` where there is none, whatever lacks.
+pub fn plan_near(problem: &Problem, strategy: Strategy, like: &Solution) -> Option<Solution> {
+    problem.validate().ok()?;
     let cut_space = CutSpace::of(problem);
     cut_space.expect(like);
-    plan_over(problem, &cut_space, strategy)
+    let mut best = solve(problem, &cut_space, strategy, Goal::Best).ok()?;
+    state_memory(problem, &mut best);
+    Some(best)
 }
 
 /// Finds the best plan of one strategy over known ways to cut a valid problem.

@@ -4,7 +4,10 @@ use schema::{Execution, InferenceObjective, ShardingLevel};
 use simulator::order::Schedule;
 
 use crate::{
-    stage::{run::Run, score::StageScore},
+    stage::{
+        run::{Run, rank_of},
+        score::StageScore,
+    },
     strategy::Strategy,
 };
 
@@ -190,14 +193,19 @@ impl Solution {
 }
 
 /// Leaves each stage what the others of its rank do not need; the rank that needs more than it has, where one does.
-pub(crate) fn share_memory(stages: &mut [SolutionStage], n_ranks: usize) -> Result<(), usize> {
+pub(crate) fn share_memory(
+    stages: &mut [SolutionStage],
+    schedule: Schedule,
+    n_ranks: usize,
+) -> Result<(), usize> {
+    let rank_of = |stage: usize| rank_of(schedule, stage, n_ranks);
     let mut held = vec![0.0; n_ranks];
-    stages.iter().enumerate().for_each(|(index, stage)| held[index % n_ranks] += stage.score.memory);
+    stages.iter().enumerate().for_each(|(index, stage)| held[rank_of(index)] += stage.score.memory);
     if let Some(rank) = (0..n_ranks).find(|&rank| held[rank] > stages[rank].score.limit) {
         return Err(rank);
     }
     for (index, stage) in stages.iter_mut().enumerate() {
-        stage.score.limit -= held[index % n_ranks] - stage.score.memory;
+        stage.score.limit -= held[rank_of(index)] - stage.score.memory;
     }
     Ok(())
 }

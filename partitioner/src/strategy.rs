@@ -6,6 +6,7 @@ mod chimera;
 mod data_parallel;
 pub(crate) mod deepspeed;
 mod dualpipe;
+mod dualpipev;
 pub(crate) mod even_layers;
 pub(crate) mod even_parameters;
 mod gems;
@@ -17,6 +18,8 @@ mod one_device;
 mod one_f_one_b;
 mod pipedream;
 pub(crate) mod torchgpipe;
+mod zb2p;
+mod zbv;
 mod zero_bubble;
 
 use simulator::order::Schedule;
@@ -56,7 +59,10 @@ strategies! {
     OneForwardOneBackward: one_f_one_b, "1F1B with a flush at the end of the step.";
     Interleaved: interleaved, "1F1B over several chunks a device.";
     ZeroBubble: zero_bubble, "1F1B with weight gradients in the bubbles.";
+    Zb2p: zb2p, "Zero bubble by search, up to twice 1F1B's activations.";
     Hybrid: hybrid, "Several stages, each of several replicas.";
+    Zbv: zbv, "Zero bubble over two chunks a device, placed in a V.";
+    DualPipeV: dualpipev, "DualPipe with one copy of the model, placed in a V.";
     Gems: gems, "Two copies of the model in opposite directions, a pass of one behind a pass of the other.";
     Chimera: chimera, "Two copies of the model in opposite directions, merged slot by slot.";
     DualPipe: dualpipe, "Two copies of the model in opposite directions, backward passes split.";
@@ -93,6 +99,11 @@ impl Strategy {
     /// the model trained on one device, and two copies of the model are held by who asks for them.
     pub fn is_candidate(self) -> bool {
         matches!(self.row().search, Search::Grids(_))
+    }
+
+    /// Tells whether it makes several stages for each device.
+    pub fn makes_chunks(self) -> bool {
+        self.row().stages == AskedStages::None
     }
 
     /// Returns the schedule of a strategy with two copies of the model; `None` for others.

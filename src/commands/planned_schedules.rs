@@ -4,11 +4,14 @@ use partitioner::Strategy;
 use simulator::order::Schedule;
 
 /// Schedules of pipelines that stages are planned for.
-pub const PIPELINES: [(Schedule, Strategy); 4] = [
+pub const PIPELINES: [(Schedule, Strategy); 7] = [
     (Schedule::GPipe, Strategy::GPipe),
     (Schedule::OneForwardOneBackward, Strategy::OneForwardOneBackward),
     (Schedule::Interleaved1F1B, Strategy::Interleaved),
     (Schedule::InterleavedZeroBubble, Strategy::ZeroBubble),
+    (Schedule::Zb2p, Strategy::Zb2p),
+    (Schedule::Zbv, Strategy::Zbv),
+    (Schedule::DualPipeV, Strategy::DualPipeV),
 ];
 
 /// Schedules that are not offered, and are planned for where they are asked for.

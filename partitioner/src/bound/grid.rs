@@ -84,8 +84,15 @@ impl<'a> GridBounds<'a> {
     /// Stops as soon as it is `enough`.
     pub(crate) fn least_step(&self, grid: Grid, micro_batches: usize, enough: f64) -> f64 {
         let by_work = self.by_work(grid, micro_batches);
-        // Without pipelining the fewest cuts are the best, and what they carry is little beside all work.
-        let is_asked = self.is_open && grid.schedule != Schedule::LayerParallel && grid.ranks > 1;
+        // Without pipelining the fewest cuts are the best, and what they carry is little beside all work; the turn of a V carries nothing.
+        let is_known = matches!(
+            grid.schedule,
+            Schedule::GPipe
+                | Schedule::OneForwardOneBackward
+                | Schedule::Interleaved1F1B
+                | Schedule::InterleavedZeroBubble
+        );
+        let is_asked = self.is_open && is_known && grid.ranks > 1;
         if is_asked && by_work < enough {
             let question = self.question(grid, micro_batches);
             by_work.max(self.cut_space.crossing_bound(self.problem).step(&question, enough))
@@ -103,24 +110,22 @@ impl<'a> GridBounds<'a> {
 
     fn find_by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
         let states = if grid.chunks == 1 { &self.work_before[..] } else { &[] };
-        let Grid { schedule, ranks, replicas, .. } = grid;
+        let Grid { schedule, ranks, chunks, replicas, .. } = grid;
         let steps = Steps { schedule, ranks, micro_batches, states, total: self.total };
         // All devices together do no more than they can, however unlike they are.
         let n_devices = (ranks * replicas).min(self.power.len());
         let all = (micro_batches * replicas) as f64 * self.problem.seconds() / self.power[n_devices - 1];
         // One micro-batch goes through all stages and back; weight gradients may wait for that, side by side.
-        let one = match schedule {
-            Schedule::InterleavedZeroBubble => self.there_and_back,
-            _ => self.total,
-        };
-        // No stage's replicas add up gradients before its last backward pass begins: on average of the stages.
-        let sums = match replicas {
-            1 => 0.0,
-            _ => {
-                let (n, rate) = (replicas as f64, self.problem.machine.least_seconds_per_byte());
-                let sums = 2.0 * (n - 1.0) / n * self.problem.parameters() * rate;
-                ((micro_batches - 1) as f64 * self.total + self.forward + sums) / ranks as f64
-            }
+        let is_split = in_flight_of(schedule, ranks, chunks, micro_batches, 1).is_split();
+        let one = if is_split { self.there_and_back } else { self.total };
+        // No stage's replicas add up gradients before its last backward pass begins: on average of the stages. Those of one chunk may
+        // be added up beside the passes of another.
+        let sums = if replicas > 1 && chunks == 1 {
+            let (n, rate) = (replicas as f64, self.problem.machine.least_seconds_per_byte());
+            let sums = 2.0 * (n - 1.0) / n * self.problem.parameters() * rate;
+            ((micro_batches - 1) as f64 * self.total + self.forward + sums) / ranks as f64
+        } else {
+            0.0
         };
         steps.least_step().max(all).max(one).max(sums)
     }

@@ -207,9 +207,10 @@ impl<'a> AllCuts<'a> {
         let Beginning { least_step, head } = before;
         if self.grid.chunks > 1 {
             // A rank computes all of its chunks.
-            let earlier = stages.iter().skip(index % self.grid.ranks).step_by(self.grid.ranks);
+            let rank = self.grid.rank_of(index);
+            let earlier = stages.iter().enumerate().filter(|(stage, _)| self.grid.rank_of(*stage) == rank);
             let earlier =
-                earlier.map(|(_, times)| times.forward + times.input_gradient + times.weight_gradient);
+                earlier.map(|(_, (_, times))| times.forward + times.input_gradient + times.weight_gradient);
             return Beginning {
                 least_step: least_step.max(each * (own.compute + earlier.sum::<f64>())),
                 head: 0.0,

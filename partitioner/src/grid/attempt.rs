@@ -11,10 +11,7 @@
 use std::{borrow::Cow, cell::Cell, rc::Rc};
 
 use schema::Bytes;
-use simulator::{
-    Cost,
-    order::{Order, Schedule, make_for_costs},
-};
+use simulator::order::{Order, Schedule, make_for_costs};
 
 use crate::{
     MachineDevice, Problem,
@@ -28,7 +25,7 @@ use crate::{
         hill_climb::{Climbed, Places, Seed, polish, timed},
         question::{GridSolver, NoGrid},
         shape::Grid,
-        stage_times::{passes_alone, shared_out},
+        stage_times::{average_cost, passes_alone, shared_out},
         step_time::{StageTimes, StepTime, step_time},
     },
     pipeline::best::{Sharing, best_pipeline, stages_of},
@@ -85,7 +82,8 @@ impl<'a> Attempt<'a> {
         share: f64,
     ) -> Result<Self, NoGrid> {
         let whole = solver.problem;
-        let order = make_for_costs(grid.schedule, grid.shape(each), Cost::EQUAL).map_err(|error| NoGrid {
+        let cost = average_cost(whole, grid);
+        let order = make_for_costs(grid.schedule, grid.shape(each), cost).map_err(|error| NoGrid {
             error: PlanError::Schedule { strategy: solver.strategy.name(), reason: error.to_string() },
             lower_bound: f64::INFINITY,
         })?;
@@ -138,7 +136,7 @@ impl<'a> Attempt<'a> {
             if is_exact { lower_bound.max(self.limit().min(most) * gap) } else { lower_bound }
         };
         match best.or(excessive.filter(|_| !is_exact)) {
-            None => Err(NoGrid { error: PlanError::NothingFits, lower_bound: proven(f64::INFINITY) }),
+            None => Err(NoGrid { error: self.none(&scorer), lower_bound: proven(f64::INFINITY) }),
             Some(mut best) => {
                 let least = proven(best.seconds()).min(best.seconds());
                 if self.solver.is_uniform {
@@ -147,6 +145,15 @@ impl<'a> Attempt<'a> {
                 Ok((best, least))
             }
         }
+    }
+
+    /// Says that there is no plan, and where memory was counted from above that there may be one.
+    fn none(&self, scorer: &Scorer) -> PlanError {
+        if self.rules.in_flight.is_upper_bound() && !scorer.is_roomy() {
+            let reason = "no plan that surely fits was found: how many micro-batches a stage holds is known of its order alone";
+            return PlanError::Schedule { strategy: self.solver.strategy.name(), reason: reason.into() };
+        }
+        PlanError::NothingFits
     }
 
     /// Returns the micro-batches of all replicas.
@@ -210,7 +217,10 @@ impl<'a> Attempt<'a> {
     fn climbed(&self, scorer: &Scorer, lower_bound: &mut f64) -> Result<Option<Climbed>, NoGrid> {
         let Self { solver, problem, grid, order, places, below, .. } = self;
         let (whole, n_stages) = (solver.problem, grid.n_stages());
-        let is_asked = solver.goal != Goal::Any && self.is_complete();
+        // The turn of a V carries nothing, which a bound over the fastest links does not know; nor does one know memory from above.
+        let is_known = (solver.is_uniform || !grid.schedule.is_in_v())
+            && (scorer.is_roomy() || !self.rules.in_flight.is_upper_bound());
+        let is_asked = solver.goal != Goal::Any && self.is_complete() && is_known;
         let is_plain = solver.is_uniform && grid.chunks == 1 && scorer.is_roomy();
         // A step takes as long as its slowest stage for all replicas' micro-batches, of every chunk of a rank.
         let raise = |lower_bound: &mut f64, bottleneck: f64| {
@@ -297,18 +307,19 @@ impl<'a> Attempt<'a> {
         let Self { solver, grid, problem, .. } = self;
         let limits: Vec<f64> = self.memory.iter().map(|bytes| bytes * share).collect();
         let held = |rank: usize| -> f64 {
-            stages.iter().skip(rank).step_by(grid.ranks).map(|stage| stage.score.memory).sum()
+            let own = stages.iter().enumerate().filter(|(index, _)| grid.rank_of(*index) == rank);
+            own.map(|(_, stage)| stage.score.memory).sum()
         };
         let is_open = grid.chunks > 1 || share < 1.0;
         if is_open && (0..grid.ranks).any(|rank| held(rank) > limits[rank]) {
-            let times = share_out(problem, self.rules, &self.places, &mut stages, &limits)?;
+            let times = share_out((problem, self.rules), *grid, &self.places, &mut stages, &limits)?;
             time = step_time(&self.order, &times, problem.machine.overlaps)?;
         }
         for (index, stage) in stages.iter_mut().enumerate() {
             stage.run = grid.devices(index);
-            stage.score.limit = self.memory[index % grid.ranks];
+            stage.score.limit = self.memory[grid.rank_of(index)];
         }
-        share_memory(&mut stages, grid.ranks).ok()?;
+        share_memory(&mut stages, grid.schedule, grid.ranks).ok()?;
         Some(Solution {
             made_by: MadeBy::Strategy(solver.strategy),
             schedule: grid.schedule,
@@ -400,7 +411,8 @@ impl<'a> Attempt<'a> {
         (cuts.best, cuts.bound) = (best, self.limit());
         let n_ops: usize = self.order.ranks.iter().map(Vec::len).sum();
         // What is offloaded, and which chunk of a device takes how much of its memory, is chosen by formulas.
-        let is_sure = scorer.is_roomy() || grid.chunks == 1 && !problem.training.offload;
+        let is_alone = grid.chunks == 1 && !self.rules.in_flight.is_upper_bound();
+        let is_sure = scorer.is_roomy() || is_alone && !problem.training.offload;
         let limits = problem.training.limits;
         let most = if is_sure || solver.states.len() <= FEW_STATES { limits.simulated_plans } else { UNSURE };
         cuts.left = (limits.simulated_passes / n_ops / solver.n_grids.clamp(1, 4)).min(most);

@@ -7,7 +7,7 @@
 use crate::{
     Problem,
     dag::cut_states::States,
-    grid::{stage_times::stage_times, step_time::StageTimes},
+    grid::{shape::Grid, stage_times::stage_times, step_time::StageTimes},
     solution::SolutionStage,
     stage::{
         costs::StageCosts,
@@ -26,10 +26,10 @@ const PARTS: f64 = 32.0;
 
 /// Chooses what the chunks of overfull devices recompute or offload, and times all stages; `None` if nothing fits.
 ///
-/// In `problem` every stage stands on a device of its own; stage `s` is on device `s mod memory.len()` of those with `memory`.
+/// In `problem` every stage stands on a device of its own; the grid tells on which of the ranks, those with `memory`, it really is.
 pub(crate) fn share_out(
-    problem: &Problem,
-    rules: Rules,
+    (problem, rules): (&Problem, Rules),
+    grid: Grid,
     places: &[(Run, usize)],
     stages: &mut [SolutionStage],
     memory: &[f64],
@@ -47,14 +47,14 @@ pub(crate) fn share_out(
             Chunk { costs: scorer.on(run, behind), start, end }
         })
         .collect();
-    let (n_ranks, sizes) = (memory.len(), problem.training.limits.sizes);
+    let sizes = problem.training.limits.sizes;
     for (rank, &limit) in memory.iter().enumerate() {
-        let own = || (rank..chunks.len()).step_by(n_ranks);
+        let own = || (0..chunks.len()).filter(|&chunk| grid.rank_of(chunk) == rank);
         if own().map(|chunk| stages[chunk].score.memory).sum::<f64>() <= limit {
             continue;
         }
         // A chunk that is alone takes what it can get.
-        let most = if chunks.len() == n_ranks { 1 } else { sizes.chunk_choices };
+        let most = if grid.chunks == 1 { 1 } else { sizes.chunk_choices };
         let mut trades: Vec<Vec<MemoryPlan>> = own().map(|chunk| chunks[chunk].trades(limit, most)).collect();
         let choice = |plan: &MemoryPlan| Choice { time: plan.seconds, memory: plan.memory };
         let items: Items = trades.iter().map(|trades| trades.iter().map(choice).collect()).collect();

@@ -142,6 +142,16 @@ pub(crate) fn synchronous(
     // Grids that were not tried have fewer stages or replicas, so the same bounds hold for them.
     let is_all = problem.machine.devices.len() <= FEW_DEVICES || strategy.is_rule();
     let untried = open.first().filter(|_| !is_all).map_or(f64::INFINITY, |first| first.0);
+    // Stages in a V take long to search: of many shapes that of the best pipeline, where not all of them are asked for.
+    let is_asked = |grid: &Grid| {
+        let is_likely = cut_space.likely.get() == Some((grid.ranks, grid.replicas));
+        !grid.schedule.is_in_v() || is_all || problem.training.limits.replicated_chunks || is_likely
+    };
+    if !open.is_empty() && !open.iter().any(|(_, _, grid)| is_asked(grid)) {
+        let reason = "on so many devices it is searched in the shape of the best pipeline, and no such pipeline was found; all shapes are where it is asked for by name, or with more effort";
+        refused = refused.or(Some(PlanError::Schedule { strategy: strategy.name(), reason: reason.into() }));
+    }
+    open.retain(|(_, _, grid)| is_asked(grid));
     // What was the best shape of a like question is likely to be hard to beat.
     if goal != Goal::Any {
         open.sort_by_key(|(_, _, grid)| cut_space.likely.get() != Some(grid.likeness()));

@@ -4,7 +4,7 @@ use simulator::order::{OrderError, Schedule, Shape};
 
 use crate::{
     problem::{MicroBatches, Problem},
-    stage::run::Run,
+    stage::run::{Run, rank_of},
 };
 
 /// Up to this many devices, all numbers of stages and replicas are tried; beyond, those that use all devices, and halves.
@@ -36,9 +36,14 @@ impl Grid {
         }
     }
 
+    /// Returns the rank that holds a stage.
+    pub(crate) fn rank_of(self, stage: usize) -> usize {
+        rank_of(self.schedule, stage, self.ranks)
+    }
+
     /// Returns the devices of a stage; chunks of a rank share theirs.
     pub(crate) fn devices(self, stage: usize) -> Run {
-        self.run(stage % self.ranks, self.ranks)
+        self.run(self.rank_of(stage), self.ranks)
     }
 
     /// Returns the numbers of stages and replicas; (0, 0) for several chunks, whose numbers are tried in their own order.
@@ -83,7 +88,7 @@ pub(crate) struct GridSpace {
     pub(crate) is_given: bool,
     /// Whether all devices and links are alike.
     pub(crate) is_uniform: bool,
-    /// Whether stages of several chunks may have replicas.
+    /// Whether stages of one of several numbers of chunks may have replicas.
     pub(crate) replicated_chunks: bool,
 }
 
@@ -121,6 +126,40 @@ impl GridSpace {
             }
         }
         grids
+    }
+
+    /// Returns pipelines with several chunks on each rank, and replicas of them where these are searched.
+    ///
+    /// # Errors
+    /// When all cuts are given, or there are too few devices or blocks.
+    pub(crate) fn chunked(
+        &self,
+        schedule: Schedule,
+        chunks: std::ops::RangeInclusive<usize>,
+    ) -> Result<Vec<Grid>, String> {
+        if self.is_given {
+            return Err("it makes several parts of each stage, and all cuts are given".into());
+        }
+        // On many devices those that use all of them.
+        let is_full = |grid: &Grid| {
+            self.n_devices <= FEW_DEVICES
+                || self.wanted.is_some()
+                || self.n_devices.is_multiple_of(grid.ranks)
+        };
+        // One number of chunks leaves few shapes.
+        let is_one = chunks.start() == chunks.end();
+        let replicated = |chunks: usize| {
+            let is_asked = is_one || self.replicated_chunks;
+            let all = if is_asked { self.replicated(schedule, chunks) } else { Vec::new() };
+            all.into_iter().filter(is_full)
+        };
+        let grids =
+            chunks.flat_map(|chunks| self.straight(schedule, chunks).into_iter().chain(replicated(chunks)));
+        let grids: Vec<Grid> = grids.filter(|grid| grid.ranks > 1).collect();
+        if grids.is_empty() {
+            return Err("two chunks on each of two devices need four blocks".into());
+        }
+        Ok(grids)
     }
 
     /// Returns one stage with replicas.

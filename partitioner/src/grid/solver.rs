@@ -47,8 +47,10 @@ impl GridSolver<'_> {
         if grid.chunks == 1 || !is_tight(&best) {
             return best;
         }
-        // One chunk may need more than an equal share of its device's memory.
-        for larger in SHARES.into_iter().filter(|larger| larger * grid.chunks as f64 > 1.0) {
+        // One chunk may need more than an equal share of its device's memory. In a V the first always does, and what the other leaves is
+        // shared out afterwards.
+        let shares = if grid.schedule.is_in_v() { &SHARES[..1] } else { &SHARES };
+        for &larger in shares.iter().filter(|larger| *larger * grid.chunks as f64 > 1.0) {
             if self.is_spent(grid) {
                 break;
             }

@@ -1,9 +1,10 @@
 //! The times of one stage of a grid, as the order of operations takes them: passes, transfers, sums of gradients.
 
 use schema::{Execution, ShardingLevel};
+use simulator::Cost;
 
 use crate::{
-    grid::step_time::StageTimes,
+    grid::{shape::Grid, step_time::StageTimes},
     problem::Problem,
     solution::SolutionStage,
     stage::{costs::StageCosts, run::Run},
@@ -70,6 +71,26 @@ pub(crate) fn stage_times(costs: &StageCosts, start: usize, end: usize, stage: &
         send: send(scorer.states.crossing[end], after),
         send_back: send(scorer.states.crossing_back[start], before),
         buckets: buckets(costs, start, end),
+    }
+}
+
+/// Returns what an order is searched for, as the simulator does: the average stage, and the slowest hop between neighbours.
+pub(crate) fn average_cost(problem: &Problem, grid: Grid) -> Cost {
+    let machine = &problem.machine;
+    let first = |rank: usize| grid.devices(rank).first;
+    let hops = (1..grid.ranks).filter_map(|rank| machine.level(first(rank - 1), first(rank)));
+    let power: f64 = (0..grid.ranks).map(|rank| machine.devices[first(rank)].speed).sum();
+    let whole = |seconds: f64| (seconds * 1e9).round() as u64;
+    // Of `ranks` devices at their average speed, each with as many stages.
+    let average = |field: &dyn Fn(&crate::Block) -> f64| {
+        let all: f64 = problem.blocks.iter().map(field).sum();
+        whole(all / (power * grid.chunks as f64))
+    };
+    Cost {
+        forward: average(&|block| block.forward.0),
+        input_gradient: average(&|block| block.input_gradient.0),
+        weight_gradient: average(&|block| block.weight_gradient.0),
+        hop: whole(hops.map(|level| level.latency.0).fold(0.0, f64::max)),
     }
 }
 

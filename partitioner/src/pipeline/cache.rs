@@ -7,7 +7,6 @@ use crate::{
     Machine, MachineDevice, MicroBatches, Training,
     pipeline::best::{Sharing, best_pipeline, best_within_memory, best_without_limit},
     stage::{
-        in_flight::InFlight,
         memo::{Memo, Numbers},
         place::Neighbours,
         run::Cut,
@@ -89,7 +88,7 @@ impl PipelineCache {
         let memory = Memory {
             is_bound: scorer.is_bound,
             in_flight: (1..=stages).map(|layer| in_flight.count(replicas, layer * replicas)).collect(),
-            is_split: matches!(in_flight, InFlight::Split(_)),
+            is_split: in_flight.is_split(),
         };
         let machine = self.number(&scorer.problem.machine, true);
         let question = Question { machine, memory: Some(memory), ..question };
@@ -142,6 +141,7 @@ mod tests {
     use crate::{
         dag::cut_states::States,
         oracle::random_problems::{Dice, cases, is_skipped, problem},
+        stage::in_flight::InFlight,
         stage::score::Rules,
     };
 

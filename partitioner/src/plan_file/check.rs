@@ -10,7 +10,7 @@ use crate::{
     error::PlanError,
     plan_file::{placed::GivenStage, score::score_placed},
     serving,
-    stage::run::Run,
+    stage::run::{Run, rank_of},
 };
 
 /// Why a plan does not go with a model and a cluster.
@@ -118,22 +118,28 @@ pub enum CheckError {
 pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError> {
     let placed = placed_stages(problem, plan)?;
     check_order(problem, &placed)?;
-    let n_ranks = ranks(problem, &placed)?;
     if let Some(aim) = problem.training.inference {
+        let n_ranks = ranks(problem, &placed, Schedule::OneForwardOneBackward)?;
         let solution = serving::score::score_placed(problem, &placed, n_ranks, plan.micro_batches, aim)?;
         return Ok(solution);
     }
     let schedule =
         Schedule::from_name(&plan.schedule).map_err(|error| CheckError::Schedule(error.to_string()))?;
+    let n_ranks = ranks(problem, &placed, schedule)?;
     let execution = plan.execution.unwrap_or_default();
     let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches, execution)?;
     // Devices as the file has them, one run after the other; further turns are on those of the first.
     let ranks = &placed[..n_ranks];
     solution.order = ranks.iter().flat_map(|stage| stage.devices.iter().copied()).collect();
     let mut first = 0;
-    for (stage, placed) in solution.stages.iter_mut().zip(&placed) {
-        stage.run = Run { first, count: placed.devices.len(), stride: 1 };
-        first = (first + placed.devices.len()) % solution.order.len();
+    let run = |stage: &GivenStage| {
+        let run = Run { first, count: stage.devices.len(), stride: 1 };
+        first += run.count;
+        run
+    };
+    let runs: Vec<Run> = ranks.iter().map(run).collect();
+    for (index, stage) in solution.stages.iter_mut().enumerate() {
+        stage.run = runs[rank_of(schedule, index, n_ranks)];
     }
     Ok(solution)
 }
@@ -248,19 +254,24 @@ fn check_order(problem: &Problem, placed: &[GivenStage]) -> Result<(), CheckErro
     Ok(())
 }
 
-/// Returns the number of ranks: stages share devices in turns, stage `s` runs where stage `s-p` does.
-fn ranks(problem: &Problem, placed: &[GivenStage]) -> Result<usize, CheckError> {
-    let n_ranks = placed.iter().skip(1).position(|stage| stage.devices == placed[0].devices);
-    let n_ranks = n_ranks.map_or(placed.len(), |position| position + 1);
+/// Returns the number of ranks: stages share devices in turns, or lie in a V, as the schedule has them.
+fn ranks(problem: &Problem, placed: &[GivenStage], schedule: Schedule) -> Result<usize, CheckError> {
+    let last = placed.len() - 1;
+    let n_ranks = if schedule.is_in_v() && last > 0 && placed[last].devices == placed[0].devices {
+        placed.len().div_ceil(2)
+    } else {
+        let again = placed.iter().skip(1).position(|stage| stage.devices == placed[0].devices);
+        again.map_or(placed.len(), |position| position + 1)
+    };
+    let is_even = placed.len().is_multiple_of(n_ranks);
     let mut seen = vec![false; problem.machine.devices.len()];
     for (index, stage) in placed.iter().enumerate() {
-        let in_turn = match index.checked_sub(n_ranks) {
-            Some(before) => placed[before].devices == stage.devices,
-            None => stage.devices.iter().all(|&device| !std::mem::replace(&mut seen[device], true)),
+        let in_turn = match rank_of(schedule, index, n_ranks) {
+            rank if rank < index => placed[rank].devices == stage.devices,
+            _ => stage.devices.iter().all(|&device| !std::mem::replace(&mut seen[device], true)),
         };
-        let is_even = placed.len().is_multiple_of(n_ranks)
-            && (n_ranks == placed.len() || stage.devices.len() == placed[0].devices.len());
-        if !in_turn || !is_even {
+        let is_alike = n_ranks == placed.len() || stage.devices.len() == placed[0].devices.len();
+        if !in_turn || !is_even || !is_alike {
             return Err(CheckError::Sharing { stage: index });
         }
     }

@@ -2,8 +2,8 @@
 
 use schema::{Execution, OffloadMode, ShardingLevel};
 use simulator::{
-    Cost, Updates, kept,
-    order::{Schedule, Shape, make_for_costs},
+    Updates, kept,
+    order::{Schedule, make_for_costs},
 };
 
 use crate::{
@@ -11,7 +11,8 @@ use crate::{
     dag::cut_states::States,
     error::PlanError,
     grid::{
-        stage_times::stage_times,
+        shape::Grid,
+        stage_times::{average_cost, stage_times},
         step_time::{StageTimes, StepTime, step_time},
         two_copies,
     },
@@ -22,7 +23,7 @@ use crate::{
     stage::{
         in_flight::{InFlight, in_flight_of},
         place::Neighbours,
-        run::{Cut, Run},
+        run::{Cut, Run, rank_of},
         score::Rules,
         scorer::Scorer,
     },
@@ -31,7 +32,7 @@ use crate::{
 /// Micro-batches on their way that copies beside compute hold at the most: two buffers each way.
 const COPIES: usize = 4;
 
-/// Scores given stages under a schedule; stage `s` runs where stage `s - n_ranks` does.
+/// Scores given stages under a schedule, which says which of them run on the devices of another.
 pub(crate) fn score_placed(
     problem: &Problem,
     placed: &[GivenStage],
@@ -233,9 +234,9 @@ impl Given<'_> {
 
     /// Times a step of the schedule's order.
     fn step(&self, scorer: &Scorer, cuts: &[Cut], stages: &[SolutionStage]) -> Result<StepTime, PlanError> {
-        let (ranks, chunks) = (self.n_ranks as u32, self.chunks() as u32);
-        let shape = Shape { ranks, chunks, micro_batches: self.each as u32 };
-        let order = make_for_costs(self.schedule, shape, Cost::EQUAL)
+        let (ranks, chunks, replicas) = (self.n_ranks, self.chunks(), self.placed[0].devices.len());
+        let grid = Grid { schedule: self.schedule, ranks, chunks, replicas, replicas_together: true };
+        let order = make_for_costs(self.schedule, grid.shape(self.each), average_cost(self.ordered, grid))
             .map_err(|error| self.refused(error.to_string()))?;
         let times = |(cut, stage): (&Cut, &SolutionStage)| {
             stage_times(&scorer.on(cut.run, cut.behind), cut.start, cut.end, stage)
@@ -248,10 +249,12 @@ impl Given<'_> {
     /// Takes the simulator's time and memory, where it can tell; an error where the plan does not fit by either count.
     fn simulated(&self, mut solution: Solution) -> Result<Solution, PlanError> {
         let ordered = self.ordered;
-        // Stages of one rank share its devices: all turns stand on the first.
-        let n_first: usize = self.placed[..self.n_ranks].iter().map(|stage| stage.devices.len()).sum();
+        // Stages of one rank share its devices: all stand on those of the first.
+        let runs: Vec<Run> = solution.stages.iter().map(|stage| stage.run).collect();
         let mut turned = solution.clone();
-        turned.stages.iter_mut().for_each(|stage| stage.run.first %= n_first);
+        for (index, stage) in turned.stages.iter_mut().enumerate() {
+            stage.run = runs[rank_of(self.schedule, index, self.n_ranks)];
+        }
         let is_plain = self.is_plain();
         if let Some(Err(error)) = taken(ordered, &turned).filter(|_| !is_plain) {
             return Err(self.refused(error.to_string()));
@@ -291,10 +294,12 @@ impl Given<'_> {
 
     /// Leaves each stage what the others on its devices do not need; an error where they need more than there is.
     fn fits(&self, stages: &mut [SolutionStage]) -> Result<(), PlanError> {
-        let Err(rank) = share_memory(stages, self.n_ranks) else { return Ok(()) };
+        let Err(rank) = share_memory(stages, self.schedule, self.n_ranks) else { return Ok(()) };
         let blocks = &self.problem.blocks;
         let size = |block: &&usize| blocks[**block].parameters.0 + blocks[**block].activations.0;
-        let of_rank = || stages.iter().skip(rank).step_by(self.n_ranks);
+        let is_of_rank = |index: usize| rank_of(self.schedule, index, self.n_ranks) == rank;
+        let of_rank =
+            || stages.iter().enumerate().filter(|(index, _)| is_of_rank(*index)).map(|(_, stage)| stage);
         let largest = of_rank().flat_map(|stage| stage.blocks.iter()).max_by_key(size);
         Err(PlanError::Memory {
             block: largest.map_or_else(String::new, |&block| blocks[block].path.clone()),

@@ -15,6 +15,12 @@ pub enum InFlight {
     Depth(u32),
     /// The same where the backward pass is split: zero-bubble keeps activations until the weight gradient.
     Split(u32),
+    /// As many as stages from here to the end, two on each rank and placed in a V, where the backward pass is split: ZB-V. At most this many.
+    SplitUntilEnd(u32),
+    /// The same in the order of DualPipeV on so many ranks: one less for those on the way to the last rank.
+    DualPipeV(u32),
+    /// No more than this, nobody knows by formula how many: orders that are searched for the costs.
+    SplitAtMost(u32),
 }
 
 impl InFlight {
@@ -23,9 +29,32 @@ impl InFlight {
         match self {
             Self::UntilEnd(most) => behind.div_ceil(replicas).min((most as usize).div_ceil(replicas)),
             Self::All(all) => (all as usize).div_ceil(replicas),
-            Self::Depth(depth) | Self::Split(depth) => depth as usize,
+            Self::Depth(depth) | Self::Split(depth) | Self::SplitAtMost(depth) => depth as usize,
+            Self::SplitUntilEnd(most) => behind.div_ceil(replicas).min(most as usize),
+            Self::DualPipeV(ranks) => {
+                let behind = behind.div_ceil(replicas);
+                if behind > ranks as usize + 1 { behind - 1 } else { behind }
+            }
         }
         .max(1)
+    }
+
+    /// Tells whether weights' gradients have passes of their own, until which activations are kept.
+    pub(crate) fn is_split(self) -> bool {
+        match self {
+            Self::UntilEnd(_) | Self::All(_) | Self::Depth(_) => false,
+            Self::Split(_) | Self::SplitUntilEnd(_) | Self::DualPipeV(_) | Self::SplitAtMost(_) => true,
+        }
+    }
+
+    /// Tells whether it is the same for all stages.
+    pub(crate) fn is_level(self) -> bool {
+        !matches!(self, Self::UntilEnd(_) | Self::SplitUntilEnd(_) | Self::DualPipeV(_))
+    }
+
+    /// Tells whether stages may hold less.
+    pub(crate) fn is_upper_bound(self) -> bool {
+        matches!(self, Self::SplitAtMost(_))
     }
 }
 
@@ -50,6 +79,10 @@ pub(crate) fn in_flight_of(
         Schedule::Chimera => InFlight::Depth(ranks.min(each.div_ceil(2)) as u32),
         Schedule::DualPipe => InFlight::Split((ranks + 1).min(each.div_ceil(2)) as u32),
         Schedule::InterleavedZeroBubble if chunks == 1 => InFlight::Split(ranks.min(each) as u32),
+        Schedule::Zbv => InFlight::SplitUntilEnd(each as u32),
+        Schedule::DualPipeV => InFlight::DualPipeV(ranks as u32),
+        // The search counts an activation in halves, one for each of its gradients, and takes no more than `2·2p` of them.
+        Schedule::Zb2p => InFlight::SplitAtMost((4 * ranks).min(each) as u32),
         _ => InFlight::Split((2 * ranks).min(each) as u32),
     }
 }

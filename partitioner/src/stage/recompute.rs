@@ -15,7 +15,6 @@ use schema::{RecomputePolicy, RecomputeUnit, ShardingLevel};
 
 use crate::stage::{
     costs::StageCosts,
-    in_flight::InFlight,
     knapsack::{Choice, Items, pick},
     memory_plan::{Conditions, Found, MemoryPlan, Saving},
     score::StageScore,
@@ -155,7 +154,7 @@ impl StageCosts<'_> {
         if !fits && fixed + scorer.least_held(start, end, *in_flight) > limit * (1.0 + 1e-12) {
             return None;
         }
-        let is_split = matches!(scorer.rules.in_flight, InFlight::Split(_));
+        let is_split = scorer.rules.in_flight.is_split();
         let kind = (*in_flight, is_split, scorer.is_bound);
         let conditions = (kind, [limit, place.speed, fixed, place.host].map(f64::to_bits));
         let choose = || self.choose(start, end, (fixed, limit), conditions);
@@ -332,11 +331,8 @@ impl Scorer<'_> {
 
     /// Micro-batches of an offloaded block that are on the device at once.
     fn copies_held(&self, in_flight: usize) -> usize {
-        match self.rules.in_flight {
-            // What came back for the inputs' gradient stays for the weights'.
-            InFlight::Split(_) => in_flight,
-            _ => self.copies.min(in_flight),
-        }
+        // What came back for the inputs' gradient stays for the weights'.
+        if self.rules.in_flight.is_split() { in_flight } else { self.copies.min(in_flight) }
     }
 
     /// Bytes of the largest block that is recomputed, which exists once in full: all that may be asked for, the least first.
@@ -515,6 +511,7 @@ mod tests {
     use crate::{
         dag::cut_states::States,
         oracle::random_problems::{Dice, problem},
+        stage::in_flight::InFlight,
         stage::{place::Neighbours, run::Run, score::Rules},
     };
 

@@ -1,5 +1,12 @@
 //! Where a stage lies: between which states, on which devices.
 
+use simulator::order::Schedule;
+
+/// Returns the rank that holds a stage under a schedule.
+pub(crate) fn rank_of(schedule: Schedule, stage: usize, n_ranks: usize) -> usize {
+    schedule.rank_of(stage as u32, n_ranks as u32) as usize
+}
+
 /// A run of devices in the order of the machine, or every `stride`-th of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Run {

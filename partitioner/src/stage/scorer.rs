@@ -11,7 +11,6 @@ use crate::{
     dag::cut_states::States,
     stage::{
         block_bytes::BlockBytes,
-        in_flight::InFlight,
         memo::Memo,
         memory_plan::{MemoryPlans, Saving},
         place::{DeviceRuns, Place},
@@ -121,7 +120,7 @@ impl<'a> Scorer<'a> {
     /// the table would be too large, or the pipeline is asynchronous, where costs depend on the run's position.
     pub(crate) fn time_table(&self, place: &Rc<Place>, in_flight: Option<usize>) -> Option<Rc<TimeTable>> {
         let n_states = self.states.len();
-        let is_level = !matches!(self.rules.in_flight, InFlight::UntilEnd(_));
+        let is_level = self.rules.in_flight.is_level();
         if self.rules.is_asynchronous || n_states > STATES[usize::from(is_level)] {
             return None;
         }

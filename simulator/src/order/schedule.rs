@@ -284,6 +284,19 @@ impl Schedule {
         matches!(self, Schedule::Zb1p | Schedule::Zb2p | Schedule::ZbvSearch)
     }
 
+    /// Tells whether a rank holds two stages of a V: one on the way down through the ranks and one on the way back.
+    pub fn is_in_v(self) -> bool {
+        matches!(
+            self,
+            Schedule::Zbv
+                | Schedule::ZbvSearch
+                | Schedule::VHalf
+                | Schedule::VMin
+                | Schedule::V1f1b
+                | Schedule::DualPipeV
+        )
+    }
+
     /// Returns the number of stages on each rank where the schedule fixes it.
     pub fn fixed_chunks(self) -> Option<u32> {
         match self {
@@ -292,36 +305,18 @@ impl Schedule {
             | Schedule::LoopedBfs
             | Schedule::InterleavedZeroBubble
             | Schedule::LayerParallel => None,
-            Schedule::Zbv
-            | Schedule::ZbvSearch
-            | Schedule::VHalf
-            | Schedule::VMin
-            | Schedule::V1f1b
-            | Schedule::DualPipeV => Some(2),
+            _ if self.is_in_v() => Some(2),
             _ => Some(1),
         }
     }
 
     /// Returns the rank that holds a stage.
     pub fn rank_of(self, stage: u32, ranks: u32) -> u32 {
-        match self {
-            Schedule::Zbv
-            | Schedule::ZbvSearch
-            | Schedule::VHalf
-            | Schedule::VMin
-            | Schedule::V1f1b
-            | Schedule::DualPipeV => {
-                if stage < ranks {
-                    stage
-                } else {
-                    2 * ranks - 1 - stage
-                }
-            }
-            // The second copy starts at the other end.
-            Schedule::DualPipe | Schedule::Chimera | Schedule::Gems | Schedule::GemsMaster => {
-                if stage < ranks { stage } else { 2 * ranks - 1 - stage }
-            }
-            _ => stage % ranks,
+        // A V comes back through the ranks; a second copy starts at the other end.
+        if self.is_in_v() || self.copies() > 1 {
+            if stage < ranks { stage } else { 2 * ranks - 1 - stage }
+        } else {
+            stage % ranks
         }
     }
 

@@ -157,13 +157,10 @@ pub fn ways(request: &PlanRequest) -> Vec<Way> {
         Way::planned(S::OneForwardOneBackward, "a pipeline of forward and backward passes in turn"),
         Way::planned(S::Interleaved, "1F1B with several parts of the model on each device"),
         Way::planned(S::ZeroBubble, "1F1B with weight gradients in the bubbles (ZB-H1)"),
+        Way::planned(S::Zb2p, "zero bubble by search, twice 1F1B's activations"),
+        Way::planned(S::Zbv, "zero bubble with two parts on each device, placed in a V"),
+        Way::planned(S::DualPipeV, "DualPipe with one copy of the model, placed in a V"),
     ];
-    let pipelines = [
-        (Schedule::Zb2p, "zero bubble by search, twice 1F1B's activations"),
-        (Schedule::Zbv, "zero bubble with two parts on each device, placed in a V"),
-        (Schedule::DualPipeV, "DualPipe with one copy of the model, placed in a V"),
-    ];
-    ways.extend(pipelines.map(|(schedule, about)| Way::scheduled(S::OneForwardOneBackward, schedule, about)));
     let one_pair = "two copies of the model, one pass behind the other";
     ways.extend([
         Way::planned(S::DualPipe, "two copies of the model from both ends, passes overlapped"),

@@ -36,7 +36,7 @@ pub(super) fn planned(
     given: Option<&Grain>,
 ) -> Result<Found, NoPlan> {
     let model = question.sliceable();
-    let replicated_chunks = strategy == Some(Strategy::Interleaved);
+    let replicated_chunks = strategy.is_some_and(Strategy::makes_chunks);
     let limits = Limits { replicated_chunks, ..Limits::NORMAL };
     let mut search = Search { question, model: model.as_ref(), strategy, limits, best: None, error: None };
     search.look_through(joined, given);
@@ -184,10 +184,9 @@ impl<'a> Search<'a> {
             (problem.training.sharding, problem.training.sharding_group) = (sharding, group);
             let plans: Vec<Solution> = match problem.training.inference {
                 Some(_) => plan_model(&mut problem, None, None).map(|found| found.best).into_iter().collect(),
-                None => strategies
-                    .iter()
-                    .filter_map(|strategy| plan_near(&problem, *strategy, &like).ok())
-                    .collect(),
+                None => {
+                    strategies.iter().filter_map(|strategy| plan_near(&problem, *strategy, &like)).collect()
+                }
             };
             let least = plans.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
             idle += 1;
