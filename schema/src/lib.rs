@@ -110,7 +110,7 @@ pub use profile_map::{
 };
 pub use report::{
     REPORT_VERSION, ReportData, ReportGraph, ReportMemory, ReportStage, ReportTimeline, ReportTrack,
-    ReportWhatIf, WhatIfCell,
+    ReportWhatIf, WhatIfCell, WhatIfDevice,
 };
 pub use serde_words::in_file_words;
 pub use timeline::{
