@@ -1,69 +1,38 @@
-//! `model-analyze diff`: what two plans do otherwise, and what that comes to.
+//! What two plans do otherwise, and what that comes to.
 //!
 //! Times and memory are the simulator's for both, so that they compare whatever wrote the files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
-use clap::Args;
 use schema::{
     ANSWER_VERSION, Bytes, DiffAnswer, DiffDevice, DiffSide, KeptOtherwise, MovedBlock, Plan, SimulatedPlan,
+    Timeline,
 };
 
-use super::simulate;
-use crate::{
-    columns::columns,
-    failure::Failure,
-    output::{Format, Output},
-    plan_file,
-    visible::cell,
-};
+use crate::{columns::columns, commands::simulate, failure::Failure, plan_file, visible::cell};
 
-/// Arguments of `diff`.
-#[derive(Args)]
-#[command(after_help = "Examples:
-  model-analyze diff before.yaml after.yaml
-  model-analyze diff by-hand.yaml out/plan.yaml --format json
-
-Both plans are simulated: times, memory and bubble compare whatever strategy or tool wrote them. The exit code is 0
-whether they differ or not.")]
-pub struct Diff {
-    /// The plan to compare with
-    before: PathBuf,
-    /// The plan to compare
-    after: PathBuf,
-    /// How the answer is printed
-    #[arg(long, value_enum, default_value_t)]
-    format: Format,
-}
-
-impl Diff {
-    /// Prints the differences.
-    pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        let (before, after) = (plan_file::read(&self.before)?, plan_file::read(&self.after)?);
-        let simulate = |path: &Path, plan: &Plan| {
-            simulate::simulated(&path.display().to_string(), plan).map(|(answer, _)| answer)
-        };
-        let times = (simulate(&self.before, &before)?, simulate(&self.after, &after)?);
-        let answer = DiffAnswer {
-            schema_version: ANSWER_VERSION,
-            before: side(&self.before, &before, &times.0),
-            after: side(&self.after, &after, &times.1),
-            is_same_model: before.model.digest == after.model.digest,
-            is_same_cluster: before.cluster == after.cluster,
-            time_change: each(&times.1) / each(&times.0) - 1.0,
-            bubble_change: times.1.bubble - times.0.bubble,
-            moved: moved(&before, &after),
-            kept_otherwise: kept_otherwise(&before, &after),
-            devices: devices(&times.0, &times.1),
-        };
-        match self.format {
-            Format::Json => output.json(&serde_json::to_value(&answer).map_err(Failure::input)?),
-            Format::Text => output.text(&text(&answer)),
-        }
-    }
+/// Compares two plans, and returns their simulated steps.
+pub(super) fn compare(paths: [&Path; 2]) -> Result<(DiffAnswer, [Timeline; 2]), Failure> {
+    let [before, after] = [plan_file::read(paths[0])?, plan_file::read(paths[1])?];
+    let simulate = |path: &Path, plan: &Plan| simulate::simulated(&path.display().to_string(), plan);
+    let (old, new) = (simulate(paths[0], &before)?, simulate(paths[1], &after)?);
+    let times = (old.0, new.0);
+    let answer = DiffAnswer {
+        schema_version: ANSWER_VERSION,
+        before: side(paths[0], &before, &times.0),
+        after: side(paths[1], &after, &times.1),
+        is_same_model: before.model.digest == after.model.digest,
+        is_same_cluster: before.cluster == after.cluster,
+        time_change: each(&times.1) / each(&times.0) - 1.0,
+        bubble_change: times.1.bubble - times.0.bubble,
+        moved: moved(&before, &after),
+        kept_otherwise: kept_otherwise(&before, &after),
+        devices: devices(&times.0, &times.1),
+    };
+    Ok((answer, [old.1, new.1]))
 }
 
 /// Seconds of a step over its micro-batches: plans with different numbers of them do different work in a step.
@@ -174,7 +143,8 @@ fn devices(before: &SimulatedPlan, after: &SimulatedPlan) -> Vec<DiffDevice> {
     names.into_iter().map(device).collect()
 }
 
-fn text(answer: &DiffAnswer) -> String {
+/// Returns the answer for people.
+pub(super) fn text(answer: &DiffAnswer) -> String {
     let DiffAnswer { before, after, .. } = answer;
     let mut rows = vec![["".to_string(), before.file.clone(), after.file.clone(), String::new()]];
     let mut row = |name: &str, old: String, new: String, change: String| {
