@@ -182,7 +182,10 @@ pub fn note(text: impl fmt::Display) {
     let text = bounded(&text.to_string());
     let is_new = SAID.lock().is_ok_and(|mut said| said.insert(text.clone()));
     if is_new {
-        say(&format!("note: {text}\n"));
+        let text = format!("note: {text}");
+        let width = crate::terminal::error_width().unwrap_or(usize::MAX);
+        let lines: Vec<_> = text.lines().map(|line| crate::terminal::broken(line, width)).collect();
+        say(&format!("{}\n", lines.join("\n")));
     }
 }
 

@@ -12,7 +12,7 @@ mod write;
 
 pub use folder::{Beside, Folder};
 pub use opened::{Opened, State, changed, open};
-pub use read::{read_bytes, read_text};
+pub use read::{read_bytes, read_start, read_text};
 pub use write::write;
 
 /// Maps a file that we have written into memory: what is not looked at is not read.

@@ -41,7 +41,7 @@ mod workspace;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::{commands::Command, failure::Failure, output::Output};
 
@@ -75,6 +75,19 @@ struct Cli {
     command: Command,
 }
 
+/// Returns the command line's grammar; help is broken where the terminal ends, not where its source does.
+pub(crate) fn grammar() -> clap::Command {
+    Cli::command().mut_subcommands(|command| match command.get_after_help().map(ToString::to_string) {
+        Some(text) => command.after_help(terminal::paragraphs(&text)),
+        None => command,
+    })
+}
+
+fn parsed() -> Cli {
+    let parsed = Cli::from_arg_matches(&grammar().get_matches());
+    parsed.unwrap_or_else(|error| error.format(&mut grammar()).exit())
+}
+
 /// Runs the command that the process was called with.
 pub fn main(libtorch: Option<&Libtorch>) -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
@@ -84,7 +97,7 @@ pub fn main(libtorch: Option<&Libtorch>) -> ExitCode {
         ));
     }));
     unfinished::watch();
-    let result = std::panic::catch_unwind(|| Cli::parse().command.run(&mut Output::stdout(), libtorch));
+    let result = std::panic::catch_unwind(|| parsed().command.run(&mut Output::stdout(), libtorch));
     progress::done();
     unfinished::wait_if_interrupted();
     match result {

@@ -22,6 +22,30 @@ pub fn width() -> Option<usize> {
     asked.or_else(own).filter(|width| *width > 0).map(|width| width.max(NARROWEST))
 }
 
+/// Returns the columns of the terminal that standard error is; none for a pipe or a file.
+pub fn error_width() -> Option<usize> {
+    if !std::io::stderr().is_terminal() {
+        return None;
+    }
+    let size = rustix::termios::tcgetwinsize(std::io::stderr()).ok();
+    size.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0).map(|width| width.max(NARROWEST))
+}
+
+/// Joins lines that follow each other without an indentation: who prints them breaks them anew.
+pub fn paragraphs(text: &str) -> String {
+    let mut joined = String::new();
+    let mut is_open = false;
+    for line in text.lines() {
+        let is_plain = !line.is_empty() && !line.starts_with(' ');
+        if !joined.is_empty() {
+            joined.push(if is_open && is_plain { ' ' } else { '\n' });
+        }
+        joined.push_str(line);
+        is_open = is_plain;
+    }
+    joined
+}
+
 /// Returns the width that paragraphs are written in.
 pub fn text_width() -> usize {
     width().map_or(WIDEST_TEXT, |width| width.min(WIDEST_TEXT))
@@ -111,6 +135,12 @@ mod tests {
         check("abcdefghijklmnop", 8, "…jklmnop");
         check("model.embed_tokens … lm_head", 26, "…embed_tokens … lm_head");
         check("ünïcödé.wörds.hère", 13, "ünïcödé…hère");
+    }
+
+    #[test]
+    fn lines_of_a_paragraph_are_one() {
+        let text = "Examples:\n  a b\n  c\n\nOne\ntwo\nthree.\n\nFour:\n  five";
+        assert_eq!(paragraphs(text), "Examples:\n  a b\n  c\n\nOne two three.\n\nFour:\n  five");
     }
 
     #[test]

@@ -244,7 +244,9 @@ def inputs_of_config(model):
     config, main = model.config, getattr(model, "main_input_name", "input_ids")
     text = config.get_text_config()
     vocabulary = getattr(text, "vocab_size", None)
-    tokens = min(EXAMPLE_TOKENS, getattr(text, "max_position_embeddings", None) or EXAMPLE_TOKENS)
+    # Some configs say -1 for "any".
+    most = getattr(text, "max_position_embeddings", None) or -1
+    tokens = min(EXAMPLE_TOKENS, most) if most > 0 else EXAMPLE_TOKENS
 
     def drawn(name, *shape):
         return {"name": name, "shape": list(shape), "dtype": "float32"}
@@ -255,16 +257,22 @@ def inputs_of_config(model):
     def pixels(name, vision):
         size = getattr(vision, "image_size", None) or EXAMPLE_PIXELS
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        return drawn(name, 1, getattr(vision, "num_channels", 3), height, width)
+        # A model of films takes its frames beside each other.
+        frames = [vision.num_frames] if getattr(vision, "num_frames", None) else []
+        return drawn(name, 1, *frames, getattr(vision, "num_channels", 3), height, width)
 
     found = []
     if main == "input_ids" and vocabulary:
         found = [words(main)]
-        # Two towers whose outputs are compared, such as CLIP's, take an image for themselves.
-        if hasattr(config, "projection_dim") and hasattr(config, "vision_config"):
+        # Towers beside each other, such as CLIP's, take an image for themselves; where words stand for it, the words say how.
+        has_words_for_it = any(hasattr(config, name) for name in ("image_token_id", "image_token_index"))
+        takes_image = "pixel_values" in inspect.signature(model.forward).parameters
+        if hasattr(config, "vision_config") and takes_image and not has_words_for_it:
             found.append(pixels("pixel_values", config.vision_config))
     elif main == "pixel_values":
-        found = [pixels(main, config)]
+        # A config in parts has the image's size in the part that sees.
+        is_whole = hasattr(config, "image_size") or not hasattr(config, "vision_config")
+        found = [pixels(main, config if is_whole else config.vision_config)]
     elif main == "input_values":
         found = [drawn(main, 1, EXAMPLE_SAMPLES)]
     elif main == "input_features" and hasattr(config, "num_mel_bins"):

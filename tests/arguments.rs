@@ -23,7 +23,7 @@ fn everything_that_is_wrong_is_said_at_once() {
     assert_eq!(
         errors,
         [
-            "error: no strategy is called `foo`, did you mean `1f1b`?",
+            "error: no strategy is called `foo`",
             "error: --batch is 0; a step has one sample at least",
             "error: --stages is 0; a pipeline has one at least",
             "error: no device is called `t5`",

@@ -132,6 +132,7 @@ fn answers_and_files_follow_their_schemas() {
     answer("answer-plan", &[&["plan", &profile, "--compat", "pipedream"], &machines[..]].concat());
     answer("answer-compare", &["compare", &unet, "--devices", "2xt4", "--only", "data-*", "--only", "*f*"]);
     answer("answer-diff", &["diff", &other, &plan]);
+    answer("answer-model-diff", &["diff", &unet, &fixture("traces/cnn_basic.pt")]);
     answer("answer-inspect", &["inspect", &unet]);
     answer("answer-simulate", &["simulate", &plan]);
     let csv = format!("{out}/schedule.csv");
@@ -299,6 +300,49 @@ fn completions_and_manuals_know_every_subcommand() {
         let page = text(&["man", &name]);
         assert!(page.contains(&format!("model-analyze-{name}")) && page.contains("Example"), "{name}");
     }
+}
+
+#[test]
+fn two_models_are_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name).display().to_string();
+    let cnn = fixture("ir/cnn_basic.inlined.txt");
+    let same = text(&["diff", &cnn, &cnn]);
+    assert!(same.contains("every operator is in both"), "{same}");
+    // One operator is another: nothing else differs.
+    let source = std::fs::read_to_string(&cnn).unwrap();
+    let place_of = source.find("aten::relu").unwrap();
+    let mut other = source;
+    other.replace_range(place_of..place_of + "aten::relu".len(), "aten::sigmoid");
+    let sigmoid = place("sigmoid.txt");
+    std::fs::write(&sigmoid, &other).unwrap();
+    let picture = place("models.svg");
+    let differ = answer("answer-model-diff", &["diff", &cnn, &sigmoid, "-o", &picture]);
+    let inner = ["operators", "different"].map(|of| (&differ["before"][of], &differ["after"][of]));
+    assert!(inner[0].0 == inner[0].1 && inner[0].0.as_u64() > Some(8), "{differ:#}");
+    assert_eq!(inner[1], (&serde_json::json!(1), &serde_json::json!(1)));
+    assert_eq!(differ["blocks"], serde_json::json!([{"block": "", "before": 1, "after": 1}]));
+    // Both graphs stand in the picture, each with the one box coloured.
+    let svg = std::fs::read_to_string(&picture).unwrap();
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    assert_eq!(document.descendants().filter(|node| node.has_tag_name("svg")).count(), 3);
+    assert!(svg.contains("sigmoid") && svg.matches("1 differ").count() >= 2, "{svg}");
+    // A plan and a model are not two of a kind.
+    fails(&["diff", &cnn, &fixture("plans/unet-4.yaml")], 2, "is a model and");
+    fails(&["diff", &cnn, &cnn, "-o", "x.gif"], 2, "end it with .svg, .png or .pdf");
+    let plan = fixture("plans/unet-4.yaml");
+    fails(&["diff", &plan, &plan, "--depth", "1"], 2, "--input and --depth are for models");
+    let steps = place("steps.svg");
+    text(&["diff", &plan, &plan, "-o", &steps]);
+    let svg = std::fs::read_to_string(&steps).unwrap();
+    assert_eq!(
+        roxmltree::Document::parse(&svg)
+            .unwrap()
+            .descendants()
+            .filter(|node| node.has_tag_name("svg"))
+            .count(),
+        3
+    );
 }
 
 #[test]

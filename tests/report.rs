@@ -51,7 +51,7 @@ fn fixture(name: &str) -> std::path::PathBuf {
 fn a_small_model_makes_a_small_page_and_always_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let page = report(folder.path(), &fixture("traces/gpt2_tiny.pt"), &[]);
-    assert!(page.len() < 100_000, "{}", page.len());
+    assert!(page.len() < 105_000, "{}", page.len());
     assert!(page == report(folder.path(), &fixture("traces/gpt2_tiny.pt"), &[]), "two runs differ");
     // The name of SVG's elements is no address that anybody visits.
     let page = page.replace("http://www.w3.org/2000/svg", "");
@@ -178,7 +178,7 @@ fn a_reader_opens_finds_walks_and_sorts() {
     // So does the timeline, until the plan is asked for again.
     let title = "document.querySelector('#charts h3').firstChild.data";
     assert!(browser.run(title).as_str().unwrap().starts_with("Simulated: "));
-    browser.run("document.getElementById('planned').click()");
+    browser.run("document.querySelector('button.planned:not([hidden])').click()");
     assert_eq!(browser.run(title), json!("Simulated"));
     // No label stands on another, on a box or on a frame's head.
     browser.run("document.getElementById('all').click()");
@@ -196,6 +196,107 @@ fn a_reader_opens_finds_walks_and_sorts() {
     assert!(browser.run("document.getElementById('canvas').getAttribute('viewBox')").is_string());
     browser.run("dispatchEvent(new Event('afterprint'))");
     assert!(browser.run("document.getElementById('canvas').getAttribute('viewBox')").is_null());
+    browser.assert_clean();
+}
+
+#[test]
+fn a_map_shows_where_the_window_is() {
+    let folder = tempfile::tempdir().unwrap();
+    report(folder.path(), &fixture("traces/unet_small.pt"), &[]);
+    let Some(mut browser) = Browser::start() else { return };
+    browser.open(&folder.path().join("report.html"));
+    let settle = "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))";
+    // Where everything is in the window, there is none.
+    browser.run("document.getElementById('fit').click()");
+    browser.run(settle);
+    let is_away = "getComputedStyle(document.getElementById('map')).display === 'none'";
+    assert_eq!(browser.run(is_away), json!(true));
+    browser.run("document.getElementById('all').click()");
+    browser.run("for (let i = 0; i < 6; i++) document.getElementById('in').click()");
+    browser.run(settle);
+    assert_eq!(browser.run(is_away), json!(false));
+    // It has as many spots as the graph has boxes, and its frame is the window's share of the graph.
+    let share = |width: &str| {
+        format!(
+            "(() => {{ const of = (id) => document.querySelector(id).getBoundingClientRect(); \
+             const [map, frame, canvas, scene] = ['#map g', '#map .window', '#canvas', '#canvas > g'].map(of); \
+             return {width}; }})()"
+        )
+    };
+    let (in_map, in_window) = ("frame.width / map.width", "canvas.width / scene.width");
+    let off = browser.run(&share(&format!("({in_map}) / ({in_window})"))).as_f64().unwrap();
+    assert!((0.7..1.4).contains(&off), "{off}");
+    // Neither keys nor screen readers meet it.
+    let focusable = "document.querySelectorAll('#map [tabindex], #map[tabindex]').length";
+    assert_eq!(browser.run(focusable), json!(0));
+    assert_eq!(browser.run("document.getElementById('map').getAttribute('aria-hidden')"), json!("true"));
+    // A press in its first corner brings the window there; dragging the frame moves the window.
+    let press = |kind: &str, x: &str, y: &str| {
+        format!(
+            "(() => {{ const map = document.getElementById('map'); const of = map.getBoundingClientRect(); \
+             map.setPointerCapture = () => 0; \
+             map.dispatchEvent(new PointerEvent('{kind}', {{ pointerId: 1, clientX: of.left + {x}, clientY: of.top + {y}, bubbles: true }})); }})()"
+        )
+    };
+    let corner = "(() => { const of = document.querySelector('#map .window').getBoundingClientRect(); \
+        const map = document.getElementById('map').getBoundingClientRect(); return [of.left - map.left, of.top - map.top]; })()";
+    browser.run(&press("pointerdown", "4", "4"));
+    browser.run(settle);
+    let first: Vec<f64> = serde_json::from_value(browser.run(corner)).unwrap();
+    assert!(first.iter().all(|at| *at < 6.0), "{first:?}");
+    browser.run(&press("pointermove", "of.width / 2", "of.height / 2"));
+    browser.run(&press("pointerup", "0", "0"));
+    browser.run(settle);
+    let second: Vec<f64> = serde_json::from_value(browser.run(corner)).unwrap();
+    assert!(second[0] > first[0] && second[1] > first[1], "{first:?} {second:?}");
+    browser.run(&press("pointermove", "4", "4"));
+    browser.run(settle);
+    assert_eq!(browser.run(corner), json!(second), "nothing moves after the press has ended");
+    browser.assert_clean();
+}
+
+#[test]
+fn a_cell_of_the_grid_shows_its_devices_as_simulate_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = unet_plan(folder.path());
+    report(folder.path(), &fixture("traces/unet_small.pt"), &[plan.to_str().unwrap()]);
+    let Some(mut browser) = Browser::start() else { return };
+    browser.open(&folder.path().join("report.html"));
+    let rows = "[...document.querySelectorAll('#devices tbody tr')].map(r => [2, 4, 5, 6].map(c => +r.cells[c].dataset.v))";
+    let words = "[...document.querySelectorAll('#devices tbody tr')].map(r => r.textContent).join()";
+    let (own, own_words) = (browser.run(rows), browser.run(words));
+    browser.run("document.querySelector('#grid button[aria-label^=\"gpipe, 8 \"]').click()");
+    let shown: Vec<[f64; 4]> = serde_json::from_value(browser.run(rows)).unwrap();
+    assert_eq!(
+        browser.run("document.getElementById('circumstances').textContent"),
+        json!("gpipe · 8 micro-batches")
+    );
+    let output = Command::new(env!("CARGO_BIN_EXE_model-analyze"))
+        .arg("simulate")
+        .arg(&plan)
+        .args(["--schedule", "gpipe", "--micro-batches", "8", "--format", "json"])
+        .output()
+        .unwrap();
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let step = answer["step_seconds"].as_f64().unwrap();
+    let devices = answer["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), shown.len());
+    for (device, shown) in devices.iter().zip(&shown) {
+        let of = |value: &serde_json::Value| value.as_f64().unwrap();
+        let expected = [
+            of(&device["peak_memory_bytes"]),
+            of(&device["peak_memory_bytes"]) / of(&device["memory_limit_bytes"]),
+            of(&device["busy_seconds"]) / step,
+            of(&device["time_parts"]["idle"]) / step,
+        ];
+        for (shown, expected) in shown.iter().zip(expected) {
+            assert!((shown / expected - 1.0).abs() < 1e-9, "{shown} {expected}");
+        }
+    }
+    assert!(json!(shown) != own, "the cell has other devices than the plan");
+    // The plan's own cell says what stands there without a script.
+    browser.run("document.querySelector('#grid button.planned').click()");
+    assert_eq!((browser.run(rows), browser.run(words)), (own, own_words));
     browser.assert_clean();
 }
 

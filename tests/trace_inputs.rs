@@ -209,6 +209,10 @@ fn a_config_is_enough() {
         tower = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)\n\
         t.CLIPConfig(text_config=dict(vocab_size=64, max_position_embeddings=16, eos_token_id=2, **tower),\n\
         vision_config=dict(image_size=32, patch_size=16, **tower), architectures=['CLIPModel']).save_pretrained('clip')\n\
+        t.SiglipConfig(text_config=dict(vocab_size=64, max_position_embeddings=16, **tower),\n\
+        vision_config=dict(image_size=32, patch_size=16, **tower), architectures=['SiglipModel']).save_pretrained('siglip')\n\
+        t.VideoMAEConfig(num_frames=2, image_size=32, patch_size=16, **tower).save_pretrained('videomae')\n\
+        t.XLNetConfig(vocab_size=50, d_model=8, n_layer=1, n_head=2, d_inner=8).save_pretrained('xlnet')\n\
         t.TimeSeriesTransformerConfig(prediction_length=4, d_model=8, encoder_layers=1).save_pretrained('sizeless')";
     write(&python, folder.path(), script);
     for (config, arguments, note, expected) in [
@@ -231,6 +235,14 @@ fn a_config_is_enough() {
             "input_ids=1x16:int64:0..64 --input pixel_values=1x3x32x32",
             &["input_ids [1, 16] Some((0.0, 64.0))", "pixel_values [1, 3, 32, 32] None"],
         ),
+        (
+            "siglip",
+            &[],
+            "input_ids=1x16:int64:0..64 --input pixel_values=1x3x32x32",
+            &["input_ids [1, 16] Some((0.0, 64.0))", "pixel_values [1, 3, 32, 32] None"],
+        ),
+        ("videomae", &[], "pixel_values=1x2x3x32x32", &["pixel_values [1, 2, 3, 32, 32] None"]),
+        ("xlnet", &[], "input_ids=1x128:int64:0..50", &["input_ids [1, 128] Some((0.0, 50.0))"]),
         (
             "t5",
             &[],

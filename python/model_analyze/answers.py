@@ -281,6 +281,19 @@ class DiffSide(TypedDict):
     bubble: float
 
 
+class DifferentBlock(TypedDict):
+    """A block that two models do not have alike."""
+
+    # Its path; empty for the model itself.
+    block: str
+
+    # Operators of the first model that the second does not have there.
+    before: int
+
+    # Operators of the second model that the first does not have there.
+    after: int
+
+
 class EmitAnswer(TypedDict):
     """Answer of `emit`."""
 
@@ -491,6 +504,9 @@ class FittedLinks(TypedDict):
 
     # What it was fitted to.
     tests: list[FittedCollective]
+
+
+Flops = int
 
 
 FlopsPerSecond = float
@@ -890,6 +906,47 @@ class MicroBatchesTried(TypedDict):
 
     # Seconds for each of them.
     seconds_each: float
+
+
+class ModelDiffAnswer(TypedDict):
+    """What `diff` says of two models."""
+
+    # Version of this answer.
+    schema_version: int
+
+    # The first model.
+    before: ModelDiffSide
+
+    # The second model.
+    after: ModelDiffSide
+
+    # Blocks with operators that the other model does not have there, in the order of the models.
+    blocks: list[DifferentBlock]
+
+
+class ModelDiffSide(TypedDict):
+    """What a model comes to."""
+
+    # The file.
+    file: str
+
+    # Parameters, tied ones once.
+    parameters: int
+
+    # Forward operations.
+    forward_flops: Flops
+
+    # Backward operations.
+    backward_flops: Flops
+
+    # What autograd keeps for the backward pass.
+    saved_bytes: Bytes
+
+    # Operators.
+    operators: int
+
+    # Those of them that the other model does not have.
+    different: int
 
 
 class _MovedBlock(TypedDict):

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, PlanAnswer, Seconds, SimulatedPlan};
+use crate::{Bytes, Flops, PlanAnswer, Seconds, SimulatedPlan};
 
 /// The newest version of these answers.
 pub const ANSWER_VERSION: u32 = 1;
@@ -186,6 +186,49 @@ pub struct DiffAnswer {
     pub kept_otherwise: Vec<KeptOtherwise>,
     /// Devices of both, in order of their names.
     pub devices: Vec<DiffDevice>,
+}
+
+/// What `diff` says of two models.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelDiffAnswer {
+    /// Version of this answer.
+    pub schema_version: u32,
+    /// The first model.
+    pub before: ModelDiffSide,
+    /// The second model.
+    pub after: ModelDiffSide,
+    /// Blocks with operators that the other model does not have there, in the order of the models.
+    pub blocks: Vec<DifferentBlock>,
+}
+
+/// What a model comes to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelDiffSide {
+    /// The file.
+    pub file: String,
+    /// Parameters, tied ones once.
+    pub parameters: u64,
+    /// Forward operations.
+    pub forward_flops: Flops,
+    /// Backward operations.
+    pub backward_flops: Flops,
+    /// What autograd keeps for the backward pass.
+    pub saved_bytes: Bytes,
+    /// Operators.
+    pub operators: u64,
+    /// Those of them that the other model does not have.
+    pub different: u64,
+}
+
+/// A block that two models do not have alike.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DifferentBlock {
+    /// Its path; empty for the model itself.
+    pub block: String,
+    /// Operators of the first model that the second does not have there.
+    pub before: u64,
+    /// Operators of the second model that the first does not have there.
+    pub after: u64,
 }
 
 /// What a plan comes to.

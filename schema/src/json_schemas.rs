@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use crate::{
     COLUMNS, CompareAnswer, CostModelFile, DevicesAnswer, DiffAnswer, EmitAnswer, Executed, FitAnswer,
-    FittedLinks, GraphDocument, InspectReport, LintedOrder, Manifest, Plan, PlanAnswer, ProfileAnswer,
-    ProfileMap, ReportData, SimulatedOrder, SimulatedPlan, SplitAnswer, Timeline, TraceAnswer, Verified,
-    cluster_file::ClusterFile,
+    FittedLinks, GraphDocument, InspectReport, LintedOrder, Manifest, ModelDiffAnswer, Plan, PlanAnswer,
+    ProfileAnswer, ProfileMap, ReportData, SimulatedOrder, SimulatedPlan, SplitAnswer, Timeline, TraceAnswer,
+    Verified, cluster_file::ClusterFile,
 };
 
 /// A JSON Schema with its name.
@@ -27,7 +27,7 @@ pub struct NamedSchema {
 /// Makes a type's schema.
 type Make = fn(&mut SchemaGenerator) -> Schema;
 
-const SCHEMAS: [(&str, &str, Make); 25] = [
+const SCHEMAS: [(&str, &str, Make); 26] = [
     ("plan", "plan.yaml: what `plan`, `split` and `emit` write", |g| root::<Plan>(g)),
     ("cluster", "cluster.yaml: devices and what joins them", |g| root::<ClusterFile>(g)),
     ("cost-model", "cost-model.yaml: what `fit` writes", |g| root::<CostModelFile>(g)),
@@ -51,7 +51,8 @@ const SCHEMAS: [(&str, &str, Make); 25] = [
     }),
     ("answer-lint", "`simulate --csv ORDER --lint --format json`", |g| root::<LintedOrder>(g)),
     ("answer-devices", "`devices --format json`", |g| root::<DevicesAnswer>(g)),
-    ("answer-diff", "`diff --format json`", |g| root::<DiffAnswer>(g)),
+    ("answer-diff", "`diff --format json` of two plans", |g| root::<DiffAnswer>(g)),
+    ("answer-model-diff", "`diff --format json` of two models", |g| root::<ModelDiffAnswer>(g)),
     ("answer-emit", "`emit --format json`", |g| root::<EmitAnswer>(g)),
     ("answer-verify", "`verify --format json`", |g| root::<Verified>(g)),
     ("answer-run", "`run --format json`", |g| root::<Executed>(g)),

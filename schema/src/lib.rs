@@ -50,9 +50,9 @@ pub mod units;
 mod yaml;
 
 pub use answers::{
-    ANSWER_VERSION, ByHand, ComparedPlan, DiffAnswer, DiffDevice, DiffSide, EmitAnswer, EmittedStage,
-    KeptOtherwise, MicroBatchSizeTried, MicroBatchesTried, MovedBlock, ProfileAnswer, ProfiledBlock,
-    ProfiledTimes, SplitAnswer, TiedPlace, TraceAnswer,
+    ANSWER_VERSION, ByHand, ComparedPlan, DiffAnswer, DiffDevice, DiffSide, DifferentBlock, EmitAnswer,
+    EmittedStage, KeptOtherwise, MicroBatchSizeTried, MicroBatchesTried, ModelDiffAnswer, ModelDiffSide,
+    MovedBlock, ProfileAnswer, ProfiledBlock, ProfiledTimes, SplitAnswer, TiedPlace, TraceAnswer,
 };
 pub use catalogue::{
     DeviceFile, DeviceFileError, UnknownDevice, catalogue, find_device, plain_names, read_devices,
@@ -110,7 +110,7 @@ pub use profile_map::{
 };
 pub use report::{
     REPORT_VERSION, ReportData, ReportGraph, ReportMemory, ReportStage, ReportTimeline, ReportTrack,
-    ReportWhatIf, WhatIfCell,
+    ReportWhatIf, WhatIfCell, WhatIfDevice,
 };
 pub use serde_words::in_file_words;
 pub use timeline::{

@@ -6,7 +6,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::Seconds;
+use crate::{Bytes, Seconds};
 
 /// Newest version of [`ReportData`].
 pub const REPORT_VERSION: u32 = 1;
@@ -144,6 +144,9 @@ pub struct ReportWhatIf {
     pub is_planned: Vec<bool>,
     /// Factors on the bandwidth of every link, ascending.
     pub links: Vec<f64>,
+    /// Names of the uses of memory, in the order of [`WhatIfDevice::parts`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uses: Vec<String>,
     /// Positions of the plan itself: link, schedule, micro-batches.
     pub planned: (usize, usize, usize),
     /// Answers: for each link each schedule each number of micro-batches.
@@ -165,6 +168,19 @@ pub struct WhatIfCell {
     /// Why it cannot run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+}
+
+/// One device in an answer. A page has them in the order of its table, apart from its other data.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct WhatIfDevice {
+    /// Most memory in use.
+    pub peak: Bytes,
+    /// What the peak consists of.
+    pub parts: Vec<Bytes>,
+    /// Time of its forward and backward passes.
+    pub busy: Seconds,
+    /// Time with nothing to do.
+    pub idle: Seconds,
 }
 
 impl ReportWhatIf {

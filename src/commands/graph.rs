@@ -3,7 +3,7 @@
 //! The file's ending says what is written. Nothing but the default renderer of this crate is needed; Graphviz is run
 //! only when asked for, and never for long.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use graph::{ModelGraph, OperatorCosts};
@@ -312,6 +312,38 @@ fn picture(workspace: &Workspace, diagram: &Diagram, request: &GraphRequest) -> 
         ColorBy::None => Color::None,
     };
     Ok(viz::draw(&view, &scene, &caption, color))
+}
+
+/// Draws a model coloured by amounts of its operators: their name, one for each, and how they are written.
+pub(super) fn coloured(
+    workspace: &Workspace,
+    (name, values, show): (&str, &[f64], &dyn Fn(f64) -> String),
+    depth: Option<u32>,
+) -> Result<String, Failure> {
+    let overlay = Overlay { amounts: Some(Amounts { name: name.to_string(), values, show }), stages: None };
+    let mut diagram = viz::from_graph(&workspace.graph, &overlay);
+    if workspace.graph.name.is_empty() {
+        diagram.set_title(&workspace.file.stem());
+    }
+    let request = GraphRequest { color: ColorBy::Cost, depth, ..GraphRequest::of_stages() };
+    picture(workspace, &diagram, &request)
+}
+
+/// Checks that the name says what picture is written, before any work is done.
+pub(super) fn check_picture(path: &Path) -> Result<(), Failure> {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("svg" | "png" | "pdf") => Ok(()),
+        _ => Err(Failure::input(format!("{}: a picture is an .svg, a .png or a .pdf", path.display()))
+            .with_hint("end it with .svg, .png or .pdf")),
+    }
+}
+
+/// Writes a picture as the name says.
+pub(super) fn write_picture(path: &Path, svg: String) -> Result<(), Failure> {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some(ending @ ("png" | "pdf")) => files::write(path, &converted::convert(&svg, ending)?),
+        _ => files::write(path, files::signed(path, svg).as_bytes()),
+    }
 }
 
 type ShowNumber = fn(f64) -> String;

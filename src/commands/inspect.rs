@@ -442,7 +442,7 @@ fn last_name(path: &str) -> &str {
 }
 
 /// Writes 25557032 as `25,557,032`.
-fn grouped(number: u64) -> String {
+pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (position, digit) in digits.chars().enumerate() {

@@ -1,6 +1,6 @@
 //! `model-analyze man`: the manual page.
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 
 use crate::{failure::Failure, nearest::nearest, output::Output};
 
@@ -17,7 +17,7 @@ pub struct Man {
 impl Man {
     /// Prints the page.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        let whole = crate::Cli::command();
+        let whole = crate::grammar();
         let page = match &self.subcommand {
             None => whole,
             Some(name) => {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use schema::{Plan, ReportWhatIf, SimulatedPlan, TIMELINE_VERSION, Timeline};
+use schema::{Plan, SimulatedPlan, TIMELINE_VERSION, Timeline};
 use viz::report::{Origin, Planned};
 
 use super::simulate;
@@ -59,8 +59,7 @@ pub struct PlannedPage {
     seconds: Option<Vec<f64>>,
     simulated: SimulatedPlan,
     timeline: Timeline,
-    what_if: ReportWhatIf,
-    what_if_steps: Vec<(usize, Timeline)>,
+    what_if: what_if::Grid,
 }
 
 impl Report {
@@ -102,8 +101,8 @@ impl PlannedPage {
         if let Err(reason) = &seconds {
             simulated.notes.push(format!("blocks have no predicted times here: {reason}"));
         }
-        let (what_if, what_if_steps) = what_if::grid(&plan, &simulated);
-        Self { plan, stages, seconds: seconds.ok(), simulated, timeline, what_if, what_if_steps }
+        let what_if = what_if::grid(&plan, &simulated);
+        Self { plan, stages, seconds: seconds.ok(), simulated, timeline, what_if }
     }
 }
 
@@ -118,8 +117,9 @@ pub fn report(workspace: &Workspace, planned: Option<&PlannedPage>, measured: Op
             plan: &planned.plan,
             simulated: &planned.simulated,
             timeline: &planned.timeline,
-            what_if: Some(&planned.what_if),
-            what_if_steps: &planned.what_if_steps,
+            what_if: Some(&planned.what_if.grid),
+            what_if_steps: &planned.what_if.steps,
+            what_if_devices: &planned.what_if.devices,
         }),
         measured,
         origin: Origin {

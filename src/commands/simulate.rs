@@ -211,6 +211,15 @@ pub(super) fn step(name: &str, plan: &schema::Plan) -> Result<Step, Failure> {
     plan::step(name, plan)
 }
 
+/// Returns what the devices of a simulated step do and hold: those that run something, in the order of the cluster.
+pub(super) fn devices(
+    plan: &schema::Plan,
+    step: &simulator::PlannedStep,
+    timeline: &simulator::Timeline,
+) -> Vec<schema::SimulatedDevice> {
+    plan::devices(plan, step, timeline)
+}
+
 /// Names the uses of memory, largest first.
 pub(super) fn memory_parts(bytes: &[u64; 7]) -> Vec<schema::MemoryPart> {
     plan::memory_parts(bytes)

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -19,6 +20,15 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
 pub fn read_bytes(path: &Path) -> Result<Vec<u8>, Failure> {
     check_regular(path)?;
     fs::read(path).map_err(|error| Failure::input(format!("{}: {error}", path.display())))
+}
+
+/// Reads the beginning of a file.
+pub fn read_start(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
+    check_regular(path)?;
+    let mut bytes = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+    read.map_err(|error| Failure::input(format!("{}: {error}", path.display())))?;
+    Ok(bytes)
 }
 
 /// Refuses what is no file, and says why.
@@ -46,8 +56,7 @@ fn missing(path: &Path, error: &std::io::Error) -> Failure {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let near = fs::read_dir(parent(path)).into_iter().flatten().flatten();
     let near = near.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    // Of a name of one letter every other is as near.
-    match nearest(&name, near, 2.min(name.chars().count() / 2)) {
+    match nearest(&name, near, 2) {
         Some(near) if error.kind() == std::io::ErrorKind::NotFound => {
             failure.with_hint(format!("did you mean `{}`?", path.with_file_name(near).display()))
         }

@@ -82,10 +82,21 @@ struct Row {
 
 /// Draws a timeline.
 pub fn svg(timeline: &Timeline) -> String {
+    drawn(timeline, label_width(timeline), timeline.end)
+}
+
+/// Draws timelines so that equal times lie below each other, a picture for each.
+pub fn on_one_axis(timelines: &[&Timeline]) -> Vec<String> {
+    let left = timelines.iter().map(|timeline| label_width(timeline)).fold(0.0, f64::max);
+    let until = timelines.iter().map(|timeline| timeline.end).max().unwrap_or(0);
+    timelines.iter().map(|timeline| drawn(timeline, left, until)).collect()
+}
+
+/// Draws a timeline from `left` on, on an axis that ends at `until`.
+fn drawn(timeline: &Timeline, left: f64, until: u64) -> String {
     let memory: BTreeMap<u32, &MemoryCurve> =
         timeline.memory.iter().map(|curve| (curve.device, curve)).collect();
-    let left = label_width(timeline);
-    let scale = (WIDTH - left - RIGHT) / timeline.end.max(1) as f64;
+    let scale = (WIDTH - left - RIGHT) / until.max(1) as f64;
     let lanes: Vec<Vec<usize>> = timeline.tracks.iter().map(lanes).collect();
     let mut rows = Vec::new();
     let mut curves = Vec::new();
@@ -116,7 +127,7 @@ pub fn svg(timeline: &Timeline) -> String {
     }
     let mut canvas = Canvas { text: String::new(), left, scale };
     canvas.head(timeline, bottom + 30.0);
-    canvas.axis(timeline, bottom);
+    canvas.axis(timeline, until, bottom);
     for (idx, track) in timeline.tracks.iter().enumerate() {
         canvas.track(timeline, track, &lanes[idx], &rows[row_of[idx]]);
     }
@@ -219,10 +230,10 @@ impl Canvas {
         }
     }
 
-    fn axis(&mut self, timeline: &Timeline, bottom: f64) {
-        let step = tick_step(timeline.end);
+    fn axis(&mut self, timeline: &Timeline, until: u64, bottom: f64) {
+        let step = tick_step(until);
         let mut time = 0;
-        while time <= timeline.end {
+        while time <= until {
             let x = self.x(time);
             let name = time_name(time, &timeline.unit);
             self.push(format_args!(

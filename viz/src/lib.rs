@@ -42,8 +42,10 @@ pub use layout::{Direction, Label, Rect, Route, Scene, lay_out_diagram};
 pub use view::{Depth, Levels, MOST_BOXES, view};
 
 mod bars;
+mod beside;
 mod plots;
 
 pub use bars::{Bar, BarsPlot, bars_plot};
+pub use beside::{Arrangement, beside};
 pub use plots::{FitPlots, Line, PlotError, Point, Series, fit_plots};
 pub use swept::{Swept, SweptPanel};

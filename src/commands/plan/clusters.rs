@@ -14,7 +14,13 @@ pub(super) fn cluster_failure(error: ClusterError) -> Failure {
         ClusterError::UnknownType(unknown) if !unknown.similar.is_empty() => {
             format!("did you mean {}?", unknown.similar.join(" or "))
         }
-        ClusterError::UnknownType(_) => "describe it under `types` in a cluster file".to_string(),
+        ClusterError::UnknownType(unknown) if unknown.name.chars().all(|c| c.is_ascii_digit()) => {
+            format!("say of which: {}xh100; `model-analyze devices` lists what is known", unknown.name)
+        }
+        ClusterError::UnknownType(_) => {
+            "`model-analyze devices` lists what is known; describe others under `types` in a cluster file"
+                .to_string()
+        }
         ClusterError::Short { .. } => "write 4xh100, 2x8xa100 or 4xa100+4xv100".to_string(),
         _ => return Failure::input(error),
     };

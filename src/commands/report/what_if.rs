@@ -3,10 +3,13 @@
 //!
 //! Steps at the plan's link speeds are also drawn, as many as keep the page small.
 
-use schema::{Plan, ReportWhatIf, SimulatedPlan, Timeline, WhatIfCell};
-use simulator::{PlanOptions, PlannedStep, order::Schedule};
+use schema::{Bytes, Plan, ReportWhatIf, SimulatedPlan, Timeline, WhatIfCell, WhatIfDevice};
+use simulator::{PlanOptions, PlannedStep, USES, order::Schedule};
 
-use crate::commands::{planned_schedules::is_planned, simulate::picture};
+use crate::commands::{
+    planned_schedules::is_planned,
+    simulate::{self, picture},
+};
 
 /// Schedules worth a row beside the plan's own, simplest first.
 const SCHEDULES: [Schedule; 9] = [
@@ -31,11 +34,13 @@ const MOST_SEARCHED_OPS: u64 = 6_000;
 /// Operations of a step that is drawn, and of all of them: some two bytes of the page for each.
 const MOST_DRAWN_OPS: usize = 2_000;
 const MOST_DRAWN_OPS_IN_ALL: usize = 5_000;
+/// Rows of devices in all cells together: some ten bytes of the page for each.
+const MOST_DEVICES_IN_ALL: usize = 4_000;
 
 /// Simulates the grid. A cell that cannot run says why; a schedule that never can has no row.
 ///
-/// Returns also steps to be drawn, by the number of their cell.
-pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> (ReportWhatIf, Vec<(usize, Timeline)>) {
+/// Returns also steps to be drawn, by the number of their cell, and the devices of each cell.
+pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> Grid {
     let mut counts: Vec<u32> = QUARTERS
         .iter()
         .filter_map(|quarters| plan.micro_batches.checked_mul(*quarters))
@@ -51,7 +56,12 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> (ReportWhatIf, Vec<(usize
     if let Some(own) = own.filter(|own| !schedules.contains(own)) {
         schedules.insert(0, own);
     }
-    let mut left = Left { simulated: MOST_OPS, drawn: MOST_DRAWN_OPS_IN_ALL };
+    let n_cells = LINKS.len() * schedules.len() * counts.len();
+    let mut left = Left {
+        simulated: MOST_OPS,
+        drawn: MOST_DRAWN_OPS_IN_ALL,
+        has_devices: n_cells * simulated.devices.len() <= MOST_DEVICES_IN_ALL,
+    };
     let mut kept = Vec::new();
     for schedule in schedules {
         let mut cells: Vec<Vec<Cell>> = vec![Vec::new(); LINKS.len()];
@@ -60,7 +70,7 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> (ReportWhatIf, Vec<(usize
                 cells.push(cell);
             }
         }
-        let runs = cells.iter().flatten().any(|(cell, _)| cell.step.is_some());
+        let runs = cells.iter().flatten().any(|cell| cell.answer.step.is_some());
         if runs || Some(schedule) == own {
             kept.push((schedule, cells));
         }
@@ -68,11 +78,14 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> (ReportWhatIf, Vec<(usize
     let position = |of: Option<usize>| of.unwrap_or(0);
     let mut cells = Vec::new();
     let mut steps = Vec::new();
-    for (cell, step) in
-        (0..LINKS.len()).flat_map(|link| kept.iter().flat_map(move |(_, all)| all[link].clone()))
-    {
-        steps.extend(step.map(|step| (cells.len(), step)));
-        cells.push(cell);
+    let mut devices = Vec::new();
+    for cell in (0..LINKS.len()).flat_map(|link| kept.iter().flat_map(move |(_, all)| all[link].clone())) {
+        steps.extend(cell.step.map(|step| (cells.len(), step)));
+        cells.push(cell.answer);
+        devices.push(cell.devices);
+    }
+    if !left.has_devices {
+        devices.clear();
     }
     let grid = ReportWhatIf {
         planned: (
@@ -89,24 +102,42 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> (ReportWhatIf, Vec<(usize
             .collect(),
         summaries: kept.iter().map(|(schedule, _)| schedule.summary().to_string()).collect(),
         links: LINKS.to_vec(),
+        uses: USES.iter().map(|used_for| used_for.name().to_string()).collect(),
         cells,
     };
-    (grid, steps)
+    Grid { grid, steps, devices }
 }
 
-/// What is still simulated and drawn.
+/// The grid, and what of it stands apart in a page.
+pub struct Grid {
+    /// The answers.
+    pub grid: ReportWhatIf,
+    /// Steps that are drawn, by the number of their cell.
+    pub steps: Vec<(usize, Timeline)>,
+    /// Devices by cell.
+    pub devices: Vec<Vec<WhatIfDevice>>,
+}
+
+/// What is still simulated and drawn, and whether cells have their devices.
 struct Left {
     simulated: usize,
     drawn: usize,
+    has_devices: bool,
 }
 
-/// An answer, and its step where it is drawn.
-type Cell = (WhatIfCell, Option<Timeline>);
+/// An answer, its step where it is drawn, and its devices.
+#[derive(Clone, Default)]
+struct Cell {
+    answer: WhatIfCell,
+    step: Option<Timeline>,
+    devices: Vec<WhatIfDevice>,
+}
 
 /// Simulates one schedule and number of micro-batches at every link speed; the order is made once.
 fn column(plan: &Plan, schedule: Schedule, micro_batches: u32, left: &mut Left) -> Vec<Cell> {
     let no = |reason: String| {
-        vec![(WhatIfCell { reason: Some(reason), ..WhatIfCell::default() }, None); LINKS.len()]
+        let answer = WhatIfCell { reason: Some(reason), ..WhatIfCell::default() };
+        vec![Cell { answer, ..Cell::default() }; LINKS.len()]
     };
     let ops = 3 * plan.stages.len() as u64 * u64::from(micro_batches);
     if ops > left.simulated as u64 || (schedule.depends_on_costs() && ops > MOST_SEARCHED_OPS) {
@@ -128,14 +159,17 @@ fn column(plan: &Plan, schedule: Schedule, micro_batches: u32, left: &mut Left) 
         left.drawn -= n_ops;
     }
     let cell = |(link, factor): (usize, &f64)| {
-        let drawn = (is_drawn && link == AS_PLANNED).then_some(plan);
-        cell(&step, *factor, drawn)
+        let (answer, timeline) = answer(&step, *factor);
+        let of_devices = timeline.as_ref().filter(|_| left.has_devices);
+        let devices = of_devices.map_or_else(Vec::new, |timeline| devices(plan, &step, timeline));
+        let drawn = timeline.filter(|_| is_drawn && link == AS_PLANNED);
+        Cell { answer, step: drawn.map(|timeline| picture::of_step(plan, &step, &timeline)), devices }
     };
     LINKS.iter().enumerate().map(cell).collect()
 }
 
-/// Simulates one cell; with a plan, its step is drawn.
-fn cell(step: &PlannedStep, factor: f64, drawn: Option<&Plan>) -> Cell {
+/// Simulates one cell.
+fn answer(step: &PlannedStep, factor: f64) -> (WhatIfCell, Option<simulator::Timeline>) {
     let mut machine = step.machine.clone();
     for link in machine.levels.iter_mut().chain(machine.links.values_mut()) {
         link.bandwidth *= factor;
@@ -150,10 +184,24 @@ fn cell(step: &PlannedStep, factor: f64, drawn: Option<&Plan>) -> Cell {
                 step: Some(schema::Seconds(timeline.step as f64 / 1e9)),
                 bubble: Some(timeline.bubble()),
                 memory: full.reduce(f64::max),
-                reason: None,
+                ..WhatIfCell::default()
             };
-            (cell, drawn.map(|plan| picture::of_step(plan, step, &timeline)))
+            (cell, Some(timeline))
         }
         Err(error) => (WhatIfCell { reason: Some(error.to_string()), ..WhatIfCell::default() }, None),
     }
+}
+
+fn devices(plan: &Plan, step: &PlannedStep, timeline: &simulator::Timeline) -> Vec<WhatIfDevice> {
+    let device = |device: schema::SimulatedDevice| WhatIfDevice {
+        peak: device.peak_memory_bytes,
+        parts: USES
+            .iter()
+            .map(|used_for| device.parts.iter().find(|part| part.name == used_for.name()))
+            .map(|part| part.map_or(Bytes(0), |part| part.bytes))
+            .collect(),
+        busy: device.busy_seconds,
+        idle: device.time_parts.idle,
+    };
+    simulate::devices(plan, step, timeline).into_iter().map(device).collect()
 }

@@ -129,7 +129,7 @@ fn plan_failure(name: &str, plan: &Plan, error: PlanError) -> Failure {
 }
 
 /// Devices that run something, in the order of the cluster.
-fn devices(plan: &Plan, step: &PlannedStep, timeline: &Timeline) -> Vec<SimulatedDevice> {
+pub(super) fn devices(plan: &Plan, step: &PlannedStep, timeline: &Timeline) -> Vec<SimulatedDevice> {
     let mut devices = Vec::new();
     for (idx, device) in plan.cluster.devices.iter().enumerate() {
         let peers =

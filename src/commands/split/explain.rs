@@ -16,8 +16,16 @@ pub fn text(found: &Found) -> String {
 }
 
 fn bounds(found: &Found) -> String {
-    let header =
-        ["stage", "compute", "sync", "transfers", "bound by", "memory", "hands on / back", "computed again"];
+    let header = [
+        "stage",
+        "compute",
+        "sync",
+        "transfers",
+        "bound by",
+        "memory",
+        "sends / sends back",
+        "computed again",
+    ];
     let mut rows = vec![header.map(String::from)];
     for (index, stage) in found.answer.stages.iter().enumerate() {
         rows.push([

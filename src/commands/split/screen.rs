@@ -143,7 +143,7 @@ fn stages(plan: &Plan, found: &Found, every: bool) -> String {
         (0..n).max_by(|&a, &b| time(&plan.stages[a]).total_cmp(&time(&plan.stages[b]))).unwrap_or(0);
     let is_shown = |index: usize| every || n <= STAGES || index < 3 || index + 3 >= n || index == slowest;
     let part = if n > found.plan.n_ranks() { "chunk" } else { "stage" };
-    let header = [part, "blocks", "", "devices", "time", "share", "memory", "bound by", "hands on"];
+    let header = [part, "blocks", "", "devices", "time", "share", "memory", "bound by", "sends"];
     let mut rows = vec![header.map(String::from)];
     if n == 1 {
         rows[0][8].clear();

@@ -1,7 +1,7 @@
 //! The input of a report: a model, and data about it.
 
 use graph::{ModelGraph, OperatorCosts};
-use schema::{Plan, ReportWhatIf, SimulatedPlan, Timeline};
+use schema::{Plan, ReportWhatIf, SimulatedPlan, Timeline, WhatIfDevice};
 
 /// Everything a report is made of.
 pub struct Report<'a> {
@@ -33,6 +33,8 @@ pub struct Planned<'a> {
     pub what_if: Option<&'a ReportWhatIf>,
     /// Its steps that are drawn, by the number of their cell.
     pub what_if_steps: &'a [(usize, Timeline)],
+    /// Its devices, for each cell; none where they would be too much for a page.
+    pub what_if_devices: &'a [Vec<WhatIfDevice>],
 }
 
 /// The origin of a report.

@@ -21,6 +21,7 @@ const CODE: &str = concat!(
     include_str!("app/model.js"),
     include_str!("app/layout.js"),
     include_str!("app/draw.js"),
+    include_str!("app/map.js"),
     include_str!("app/graph.js"),
     include_str!("app/timeline.js"),
     include_str!("app/what_if.js"),
@@ -67,6 +68,10 @@ pub fn html(report: &Report<'_>) -> String {
         if !steps.is_empty() {
             page.push_str(&embed::data("steps", &json(serde_json::to_string(&steps)), embed::OWN_LIMIT));
         }
+        if !planned.what_if_devices.is_empty() {
+            let devices = json(serde_json::to_string(planned.what_if_devices));
+            page.push_str(&embed::data("cells", &devices, embed::OWN_LIMIT));
+        }
         page.push_str(&embed::data("plan", &json(serde_json::to_string(planned.plan)), embed::PLAIN_LIMIT));
     }
     let _ = write!(page, "<script>{code}</script>\n</body>\n</html>\n");
@@ -78,12 +83,12 @@ const GRAPH: &str = "<section id=\"graph\" class=\"js\"><h2>Graph</h2>
 <label>Colour <select id=\"color\"></select></label>
 <span class=\"group\" role=\"group\" aria-label=\"Boxes\"><button id=\"less\" title=\"Close the innermost level\">Collapse level</button><button id=\"more\" title=\"Open the outermost closed level\">Expand level</button><button id=\"all\">Expand all</button></span>
 <span class=\"group\" role=\"group\" aria-label=\"View\"><button id=\"out\" aria-label=\"Smaller\" title=\"Smaller (-)\">−</button><button id=\"fit\" title=\"Show everything (0)\">Fit</button><button id=\"in\" aria-label=\"Larger\" title=\"Larger (+)\">+</button><button id=\"turn\" title=\"Downwards or to the right\">Rotate layout</button></span></div>
-<div class=\"split\"><div id=\"stage\"><svg id=\"canvas\" tabindex=\"0\" role=\"tree\" aria-label=\"Blocks of the model\" aria-describedby=\"keys\"></svg><p class=\"legend\" id=\"legend\"></p></div><aside id=\"details\" aria-live=\"polite\"></aside></div>
-<p class=\"note\" id=\"keys\">Click or Enter opens a box · arrow keys walk, Home and End jump, x unfolds ×N · + − 0 zoom · drag moves, Ctrl and the wheel zoom · / finds. Stacked boxes are identical blocks.</p></section>
+<div class=\"split\"><div id=\"stage\"><div id=\"board\"><svg id=\"canvas\" tabindex=\"0\" role=\"tree\" aria-label=\"Blocks of the model\" aria-describedby=\"keys\"></svg><svg id=\"map\" aria-hidden=\"true\" hidden></svg></div><p class=\"legend\" id=\"legend\"></p></div><aside id=\"details\" aria-live=\"polite\"></aside></div>
+<p class=\"note\" id=\"keys\">Click or Enter opens a box · arrow keys walk, Home and End jump, x unfolds ×N · + − 0 zoom · drag moves (the map in the corner, too), Ctrl and the wheel zoom · / finds. Stacked boxes are identical blocks.</p></section>
 ";
-const TIMELINE: &str = "<section id=\"timeline\" class=\"js\"><h2>Timeline and memory</h2><div class=\"tools\"><span class=\"group\" role=\"group\" aria-label=\"Time\"><button data-zoom=\"out\" aria-label=\"Smaller\" title=\"Smaller (-)\">−</button><button data-zoom=\"fit\">Whole step</button><button data-zoom=\"in\" aria-label=\"Larger\">+</button></span><button id=\"planned\" hidden>Back to the plan</button><span id=\"kinds\" class=\"legend\"></span></div><div id=\"charts\"></div></section>
+const TIMELINE: &str = "<section id=\"timeline\" class=\"js\"><h2>Timeline and memory</h2><div class=\"tools\"><span class=\"group\" role=\"group\" aria-label=\"Time\"><button data-zoom=\"out\" aria-label=\"Smaller\" title=\"Smaller (-)\">−</button><button data-zoom=\"fit\">Whole step</button><button data-zoom=\"in\" aria-label=\"Larger\">+</button></span><button class=\"planned\" hidden>Back to the plan</button><span id=\"kinds\" class=\"legend\"></span></div><div id=\"charts\"></div></section>
 ";
-const WHAT_IF: &str = "<section id=\"what-if\" class=\"js\"><h2>What if</h2><p class=\"note\">The same stages, simulated under other schedules, numbers of micro-batches and link speeds. A micro-batch keeps its size, so more of them are a larger batch: compare time per micro-batch. ★ is the best that fits and that <code>split --schedule</code> plans stages for, ✕ does not fit, dashed is the plan. Choose a cell to see its step in the timeline above.</p>
+const WHAT_IF: &str = "<section id=\"what-if\" class=\"js\"><h2>What if</h2><p class=\"note\">The same stages, simulated under other schedules, numbers of micro-batches and link speeds. A micro-batch keeps its size, so more of them are a larger batch: compare time per micro-batch. ★ is the best that fits and that <code>split --schedule</code> plans stages for, ✕ does not fit, dashed is the plan. Choose a cell to see its step and its devices above.</p>
 <div class=\"tools\"><label>Show <select id=\"metric\"></select></label><span class=\"group\" role=\"group\" aria-label=\"Link speed\" id=\"links\"></span></div><div class=\"scroll\" id=\"grid\"></div><p id=\"answer\" aria-live=\"polite\"></p></section>
 ";
 

@@ -22,7 +22,7 @@ pub(super) fn section(out: &mut String, planned: &Planned<'_>) {
     out.push_str("<section id=\"stages\"><h2>Stages</h2>\n");
     let _ = writeln!(
         out,
-        "<p class=\"note\">{} · {} · {} micro-batches. Time is one micro-batch on one replica; memory is the peak of the simulated step.</p>",
+        "<p class=\"note\">{} · <span id=\"circumstances\">{} · {} micro-batches</span>. Time is one micro-batch on one replica; memory is the peak of the simulated step.</p>",
         Escaped(&plan.strategy),
         Escaped(&simulated.schedule),
         simulated.micro_batches
@@ -138,12 +138,13 @@ fn device_table(out: &mut String, simulated: &SimulatedPlan) {
     let step = simulated.step_seconds.0.max(f64::MIN_POSITIVE);
     let mut names: Vec<&str> = Vec::new();
     out.push_str(
-        "<div class=\"scroll\"><table class=\"sort bars\"><thead><tr><th>Device<th class=\"wide\" data-plain>Peak memory and limit<th class=\"n\">Peak<th class=\"n\">Limit<th class=\"n\">Used<th class=\"n\">Busy<th class=\"n\">Idle</tr></thead><tbody>\n",
+        "<div class=\"tools js\"><output id=\"other\"></output><button class=\"planned\" hidden>Back to the plan</button></div>\n<div class=\"scroll\"><table class=\"sort bars\" id=\"devices\"><thead><tr><th>Device<th class=\"wide\" data-plain>Peak memory and limit<th class=\"n\">Peak<th class=\"n\">Limit<th class=\"n\">Used<th class=\"n\">Busy<th class=\"n\">Idle</tr></thead><tbody>\n",
     );
-    for device in simulated.devices.iter().take(MOST_ROWS) {
+    for (index, device) in simulated.devices.iter().enumerate().take(MOST_ROWS) {
         let used = device.peak_memory_bytes.0 as f64 / device.memory_limit_bytes.0.max(1) as f64;
         let class = if used > 1.0 { " class=\"bad\"" } else { "" };
-        let _ = write!(out, "<tr{class}><th scope=\"row\">{}<td>", Escaped(&device.name));
+        let _ =
+            write!(out, "<tr{class} data-device=\"{index}\"><th scope=\"row\">{}<td>", Escaped(&device.name));
         memory_bar(out, device, most, &mut names);
         let idle = device.time_parts.idle.0 / step;
         let busy = device.busy_seconds.0 / step;

@@ -32,11 +32,11 @@ function step(box) {
   return values[box] > 0 ? Math.min(5, Math.floor(share * 6)) : -1;
 }
 
-function boxClass(box) {
+function boxClass(box, scale = view.k) {
   const amount = COLOURS[colour];
   let name = "box";
   // A frame of a few pixels is a spot of its colour.
-  const isFrame = isOpen[box] && kids[box].length && Math.min(W[box], H[box]) * view.k >= TINY;
+  const isFrame = isOpen[box] && kids[box].length && Math.min(W[box], H[box]) * scale >= TINY;
   if (isFrame) name += " frame d" + ((level[box] - 1) % 3);
   else if (G.family[box] >= 9) name += " end";
   else if (colour === "kind") name += " f" + Math.max(0, does[box]);
@@ -116,6 +116,7 @@ function draw([width, height] = [canvas.clientWidth || 800, canvas.clientHeight 
   scene.setAttribute("class", view.k > FAR ? "" : "far");
   scene.replaceChildren(svg("g", {}, ...under), svg("g", { class: "wires" }, ...wires), svg("g", {}, ...over));
   drawnView = { ...view, window };
+  isMapStale = true;
   move();
 }
 
@@ -217,6 +218,7 @@ function place(labels, taken, over) {
 // Moves what is drawn; draws again when the window leaves it or the size changes much.
 function move() {
   scene.setAttribute("transform", "translate(" + view.x + " " + view.y + ") scale(" + view.k + ")");
+  followWindow();
 }
 let isAsked = false;
 function redraw(isNeeded) {

@@ -374,7 +374,8 @@ function listen() {
     select(box);
   });
   canvas.addEventListener("pointercancel", () => (grip = null));
-  canvas.addEventListener(
+  listenMap();
+  $("board").addEventListener(
     "wheel",
     (event) => {
       // The wheel alone scrolls the page, as everywhere.

@@ -64,7 +64,6 @@ function put(chart, timeline, words) {
 function showStep(timeline, words) {
   const own = (data.timelines || []).length - 1;
   if (own < 0) return;
-  $("planned").hidden = !timeline;
   put(charts[own], timeline || data.timelines[own], timeline ? words : "");
   drawCharts();
 }

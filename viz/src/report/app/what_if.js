@@ -6,6 +6,50 @@ const METRICS = {
   memory: { label: "fullest device", of: (cell) => cell.memory, show: percent },
 };
 
+// Returns a function that puts another step's devices into the table of devices, or without one the plan's again.
+function startDevices(uses) {
+  const rows = [...document.querySelectorAll("#devices tbody tr")];
+  const own = rows.map((row) => [...row.cells].map((cell) => ({ nodes: [...cell.childNodes], v: cell.dataset.v })));
+  const limits = own.map((cells) => Number(cells[3].v));
+  const words = $("circumstances").textContent;
+  const bar = (device, limit, most) => {
+    const wide = (of) => (240 * of) / (most || 1);
+    const element = svg("svg", { class: "bar", viewBox: "0 -2 240 18", preserveAspectRatio: "none", role: "img", "aria-label": "memory" });
+    let x = 0;
+    for (const [part, size] of [...device.parts.entries()].filter(([, size]) => size > 0).sort((a, b) => b[1] - a[1])) {
+      element.append(svg("rect", { class: "m-" + part, x, width: wide(size), height: 14 }, svg("title", {}, uses[part] + " " + bytes(size))));
+      x += wide(size);
+    }
+    element.append(svg("path", { class: "limit", d: "M" + Math.min(239, wide(limit)) + " -2V16" }));
+    return element;
+  };
+  return (now, title) => {
+    const isThere = now?.devices?.length === rows.length;
+    const most = isThere && Math.max(...limits, ...now.devices.map((device) => device.peak));
+    $("circumstances").textContent = isThere ? title : words;
+    $("other").textContent = !now ? "" : isThere ? "What if: " + title : "The table shows the plan; " + title + " is not in this page.";
+    rows.forEach((row, number) => {
+      const device = isThere && now.devices[number];
+      const set = (column, value, text) => {
+        row.cells[column].dataset.v = value;
+        row.cells[column].replaceChildren(text);
+      };
+      row.classList.toggle("bad", (isThere ? device.peak : Number(own[number][2].v)) > limits[number]);
+      own[number].forEach(({ nodes, v }, column) => {
+        row.cells[column].replaceChildren(...nodes);
+        if (v !== undefined) row.cells[column].dataset.v = v;
+      });
+      if (!isThere) return;
+      const [used, busy, idle] = [device.peak / Math.max(1, limits[number]), device.busy / now.step, device.idle / now.step];
+      row.cells[1].replaceChildren(bar(device, limits[number], most));
+      set(2, device.peak, bytes(device.peak));
+      set(4, used, percent(used));
+      set(5, busy, percent(busy));
+      set(6, idle, percent(idle));
+    });
+  };
+}
+
 async function startWhatIf() {
   const grid = data.what_if;
   if (!grid || !$("grid")) return;
@@ -14,16 +58,24 @@ async function startWhatIf() {
   let [link, schedule, at] = planned;
   // Steps that the page has, by the number of their cell.
   const steps = new Map(await read("steps"));
+  const devices = (await read("cells")) || [];
+  const number = () => (link * schedules.length + schedule) * counts.length + at;
+  const showDevices = startDevices(grid.uses);
+  const again = document.querySelectorAll("button.planned");
   const choose = () => {
     const isPlanned = link === planned[0] && schedule === planned[1] && at === planned[2];
-    const words = schedules[schedule] + ", " + counts[at] + " micro-batches, without its transfers";
-    showStep(isPlanned ? null : steps.get((link * schedules.length + schedule) * counts.length + at), words);
+    const words = schedules[schedule] + " · " + counts[at] + " micro-batches" + (links[link] === 1 ? "" : " · links ×" + links[link]);
+    showStep(isPlanned ? null : steps.get(number()), words.replaceAll(" ·", ",") + ", without its transfers");
+    showDevices(isPlanned ? null : { step: cell(link, schedule, at).step, devices: devices[number()] }, words);
+    for (const element of again) element.hidden = isPlanned;
   };
-  $("planned").addEventListener("click", () => {
-    [link, schedule, at] = planned;
-    choose();
-    draw();
-  });
+  for (const element of again) {
+    element.addEventListener("click", () => {
+      [link, schedule, at] = planned;
+      choose();
+      draw();
+    });
+  }
   for (const name in METRICS) $("metric").append(html("option", { value: name }, METRICS[name].label));
   const buttons = links.map((factor, number) => {
     const words = "links " + (factor === 1 ? "as planned" : factor < 1 ? "÷" + 1 / factor : "×" + factor);
@@ -96,7 +148,7 @@ async function startWhatIf() {
     const gain = a && b ? a / b - 1 : 0;
     const than = Math.abs(gain) < 0.0005 ? "as fast as the plan" : percent(Math.abs(gain)) + (gain > 0 ? " more" : " less") + " throughput than the plan";
     const room = now.memory === undefined ? "" : now.memory > 1 ? " — does not fit: the fullest device would need " + percent(now.memory) : ", the fullest device uses " + percent(now.memory);
-const drawn = steps.has((link * schedules.length + schedule) * counts.length + at) || cell(link, schedule, at) === base;
+    const drawn = steps.has(number()) || cell(link, schedule, at) === base;
     const where = drawn ? "" : " Its step is not in this page; `model-analyze simulate` draws it.";
     return words + "a step takes " + nanoseconds(now.step * 1e9) + ", " + than + ", bubble " + percent(now.bubble) + room + ". " + grid.summaries[schedule][0].toUpperCase() + grid.summaries[schedule].slice(1) + "." + where;
   };
