@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+import torch.utils.flop_counter
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -463,6 +464,77 @@ def host_trace(cases):
     return f"{1e3 * host['pass']:.2f} ms of planted 4 a pass"
 
 
+def profiled(cases, fault=None):
+    """The timeline of a step is that of its schedule: passes in order, none before what it waits for, as long as they are.
+
+    A `fault` is planted in the clock of a rank.
+    """
+    plan = processes.planned(cases, "gpt2_tiny", "torchgpipe") / "plan.yaml"
+    run, path = Trained(cases, "gpt2_tiny"), task(cases.place, "gpt")
+    place = run.out / "train_parts/profile.py"
+    slow = (run.out / "train.py", "                    outputs = self.module(*positional)\n", "                    time.sleep(0.02 * self.stage)\n")
+    texts = {file: file.read_text() for file in (place, slow[0])}
+    assert texts[slow[0]].count(slow[1]) == 1 and (not fault or texts[place].count(fault[0]) == 1)
+    slow[0].write_text(texts[slow[0]].replace(slow[1], slow[2] + slow[1]))
+    place.write_text(texts[place].replace(*fault) if fault else texts[place])
+    try:
+        _, said = run.run(2, "--task", path, *two(4), "--schedule", "1F1B", "--profile", "profile", "--allow-changes", "--steps", "6")
+    finally:
+        for file, text in texts.items():
+            file.write_text(text)
+    timeline = run.out / "profile/timeline.json"
+    about = json.loads(timeline.read_text())
+    found = {track["device"]: track["spans"] for track in about["tracks"] if track["stream"] == "compute"}
+    passes = {rank: [span["name"] for span in spans if span["kind"] != "optimizer"] for rank, spans in found.items()}
+    if passes != {0: "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3".split(), 1: "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3".split()}:
+        raise Failed(f"other passes: {passes}")
+    at = {span["name"]: span for spans in found.values() for span in spans if span["kind"] != "optimizer"}
+    waits = [(f"1F{k}", f"0F{k}") for k in range(4)] + [(f"0B{k}", f"1B{k}") for k in range(4)]
+    waits += [(b, a) for names in passes.values() for a, b in zip(names, names[1:])]
+    early = [f"{b} begins before {a} ends" for b, a in waits if at[b]["start"] < at[a]["end"]]
+    if early:
+        raise Failed(", ".join(early))
+    if not all(2e7 <= at[f"1F{k}"]["end"] - at[f"1F{k}"]["start"] for k in range(4)):
+        raise Failed("a pass of 20 ms is not as long")
+    labels = {event.get("name") for event in json.loads((run.out / "profile/rank_1.json").read_text())["traceEvents"]}
+    if not {"1F0", "1B3", "optimizer"} <= labels or f"--measured {Path('profile') / 'timeline.json'}" not in said:
+        raise Failed(f"torch's trace lacks passes:\n{said}")
+    page = cases.place / "profiled.html"
+    command(cases, "report", cases.models["gpt2_tiny"], plan, "--measured", timeline, "-o", page)
+    if "Predicted against measured" not in page.read_text():
+        raise Failed("the report has no measured step")
+    return f"{len(at)} passes in {about['end'] / 1e6:.0f} ms"
+
+
+def counted(cases):
+    """Tokens are those of the rows, and MFU is thrice torch's own count of the whole model's forward pass beside the plan's peak."""
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 16), torch.nn.Linear(16, 48), torch.nn.GELU(), torch.nn.Linear(48, 64))
+    script, path = processes.module_of(processes.ROOT / "src/trace.py", "trace_script"), cases.place / "words.pt"
+    traced, outputs = script.trace(model, [(None, torch.randint(0, 64, (2, 12)))])
+    script.save(traced, str(path), script.record(traced, about={"target": "words"}, training=True, outputs=outputs))
+    cases.models["words"] = path
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        model(torch.randint(0, 64, (2, 12)))
+    plan = processes.planned(cases, "words", "torchgpipe")
+    peak, run = 2 * 8.141e12, Trained.__new__(Trained)
+    run.cases, run.out = cases, plan
+    (text,) = re.findall(r'"devices": "2 × T4".*"peak": \{.*"float32": ([0-9.e+]+)', (plan / "train.py").read_text())
+    if abs(float(text) / peak - 1) > 0.01:
+        raise Failed(f"a peak of {text}")
+    script = (plan / "train.py").read_text()
+    (plan / "train.py").write_text(script.replace('"devices": "2 × T4"', '"devices": "2 × CPU"'))
+    try:
+        lines, said = run.run(2, *two(4), "--allow-changes")
+    finally:
+        (plan / "train.py").write_text(script)
+    for line in lines:
+        near([24 * 4], [line["tokens_per_second"] * line["seconds"]], "tokens", 1e-9)
+        near([3 * counter.get_total_flops() * 4 / float(text)], [line["mfu"] * line["seconds"]], "MFU", 1e-9)
+    if " tokens/s, MFU " not in said:
+        raise Failed(said)
+    return f"{counter.get_total_flops()} operations a forward pass"
+
+
 def documented(cases):
     """The task of docs/train.md trains."""
     page = (processes.ROOT / "docs/train.md").read_text()
@@ -724,6 +796,9 @@ def cases():
         "the documented task": documented,
         "large batch": large,
         "host trace": host_trace,
+        "profile": profiled,
+        "profile: a clock that is ahead is found": is_found(lambda c: profiled(c, ("return time.time_ns()", "return time.time_ns() + 10**9 * self.rank")), "before"),
+        "tokens and MFU": counted,
     }
     # What autograd saves keeps the memory; what is gathered ahead stays; a pass computes with what was there before the update.
     faults = {

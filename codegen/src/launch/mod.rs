@@ -1,5 +1,7 @@
 //! Launch files for `train.py`: a shell script, a Slurm batch script, a Kubernetes TrainJob.
 
+use std::collections::BTreeMap;
+
 use minijinja::{Environment, context};
 use schema::{Band, OffloadMode, Seconds, ShardingLevel, SyncOrder};
 
@@ -58,8 +60,9 @@ const TRAIN: &str = concat!(
 );
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 15] = [
+const PARTS: [(&str, &str); 17] = [
     ("train_parts/checkpoints.py", include_str!("../train/parts/checkpoints.py")),
+    ("train_parts/counts.py", include_str!("../train/parts/counts.py")),
     ("train_parts/cuts.py", include_str!("../train/parts/cuts.py")),
     ("train_parts/data.py", include_str!("../train/parts/data.py")),
     ("train_parts/deferred.py", include_str!("../train/parts/deferred.py")),
@@ -70,6 +73,7 @@ const PARTS: [(&str, &str); 15] = [
     ("train_parts/launch.py", include_str!("../train/parts/launch.py")),
     ("train_parts/offload.py", include_str!("../train/parts/offload.py")),
     ("train_parts/priority.py", include_str!("../train/parts/priority.py")),
+    ("train_parts/profile.py", include_str!("../train/parts/profile.py")),
     ("train_parts/stragglers.py", include_str!("../train/parts/stragglers.py")),
     ("train_parts/sync.py", include_str!("../train/parts/sync.py")),
     ("train_parts/validation.py", include_str!("../train/parts/validation.py")),
@@ -123,6 +127,8 @@ pub struct Prediction {
     pub devices: String,
     /// What their kinds go by: letters and digits in lower case, without the vendor's words.
     pub names: Vec<String>,
+    /// How many devices there are, and the operations a second that all of them together come to at most, by type.
+    pub peak: (usize, BTreeMap<String, f64>),
 }
 
 impl Prediction {
@@ -131,8 +137,12 @@ impl Prediction {
         let devices = python_quoted(&self.devices);
         let names: Vec<String> = self.names.iter().map(|name| python_quoted(name)).collect();
         let names = names.join(", ");
+        let (count, peaks) = &self.peak;
+        let peaks: Vec<String> =
+            peaks.iter().map(|(dtype, peak)| format!("{}: {peak:e}", python_quoted(dtype))).collect();
+        let peaks = peaks.join(", ");
         format!(
-            "{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}, \"names\": [{names}]}}",
+            "{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}, \"names\": [{names}], \"count\": {count}, \"peak\": {{{peaks}}}}}",
             self.step.0
         )
     }
@@ -227,6 +237,7 @@ mod tests {
             band: Some(Band { p10: Seconds(0.4), p90: Seconds(0.625) }),
             devices: "2 × \"t4\"".into(),
             names: vec!["t4".into(), "teslat4".into()],
+            peak: (2, [("float32".to_string(), 1.62e13)].into()),
         };
         let defaults = Defaults {
             micro_batches: Some(8),
@@ -248,6 +259,9 @@ mod tests {
                         \"offload\": \"non-blocking\", \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");
-        assert!(line.contains("\"names\": [\"t4\", \"teslat4\"]"), "{line}");
+        assert!(
+            line.contains("\"names\": [\"t4\", \"teslat4\"], \"count\": 2, \"peak\": {\"float32\": 1.62e13}"),
+            "{line}"
+        );
     }
 }

@@ -130,6 +130,7 @@ def steps(run, arguments):
     samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
     slow = Stragglers(run.layout.peers(), arguments.straggler)
     progress = Progress(run.task, arguments, samples, run.start, slow) if run.rank == leader else None
+    peak = run.peak()
     hangs, last = hangs_file(run.rank), {}
 
     def begin():
@@ -143,13 +144,18 @@ def steps(run, arguments):
             dist.all_reduce(total, group=run.groups[tuple(run.reporters)])
             loss = float(total)
         if progress:
+            if peak and run.operations:  # there and back: thrice the forward pass
+                progress.share = 3 * run.operations * arguments.micro_batches * run.layout.pipelines / peak
             progress.tell(step + 1, {"loss": loss} | known)
         if arguments.crash and (run.rank, step + 1) == arguments.crash:
             os.kill(os.getpid(), signal.SIGKILL)  # for tests
         last.update(known)
+        PROFILE.follow(step + 1)
         begin()
 
     begin()
+    if arguments.profile:
+        PROFILE.begin(arguments.profile, run.start, arguments.steps, run.rank, run.device)
     for first, step in stops(run, arguments):
         if run.without_flush:
             run.without_flush.steps(first, step + 1, tell)
@@ -181,6 +187,7 @@ def steps(run, arguments):
         if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
             last["offload"], count = run.offloaded(), arguments.steps - run.start
     host, stragglers = about_host(run) if arguments.host_trace else None, found_slow(run, slow)
+    profiled = PROFILE.write(run.manifest["model"]["name"], run.rank == leader) if arguments.profile else None
     gathered = about_gathered(run) if arguments.sharding == "zero3" else None
     kept = about_kept(run) if arguments.offload_optimizer else None
     if progress:
@@ -190,7 +197,7 @@ def steps(run, arguments):
         if host:
             progress.write({"step": arguments.steps, "host": host[1]})
             print(host[0], file=sys.stderr, flush=True)
-        for text in filter(None, (gathered, kept)):
+        for text in filter(None, (gathered, kept, profiled)):
             print(text, file=sys.stderr, flush=True)
         if sliced:
             print(sliced, file=sys.stderr, flush=True)
@@ -223,7 +230,7 @@ class Progress:
     def __init__(self, task, arguments, samples, start, slow=None):
         self.task, self.arguments, self.samples, self.slow = task, arguments, samples, slow
         self.begun, self.seconds = time.perf_counter(), []
-        self.before = self.begun
+        self.before, self.tokens, self.share = self.begun, tokens_of(task.manifest), None  # seconds of a step at the devices' peak
         self.file = open(arguments.log, "a" if start else "w") if arguments.log else None
 
     def tell(self, step, known):
@@ -234,7 +241,11 @@ class Progress:
         busy = known.pop("busy", None)
         slow = self.slow.take(busy) if self.slow and busy else {}
         left = (self.arguments.steps - step) * statistics.median(self.seconds[-20:])
+        rates = {"samples_per_second": rate} | ({"tokens_per_second": self.tokens * rate} if self.tokens else {})
+        rates |= {"mfu": self.share / self.seconds[-1]} if self.share else {}
         text = f"step {step} loss {known['loss']:.9g} {rated(rate)} samples/s"
+        text += f", {rated(rates['tokens_per_second'])} tokens/s" if self.tokens else ""
+        text += f", MFU {100 * rates['mfu']:.3g} %" if self.share else ""
         text += f", norm {known['norm']:.4g}" if known["norm"] is not None else ""
         text += f", lr {known['lr']:.4g}" if known["lr"] is not None else ""
         text += f", scale {known['scale']:.4g}" if "scale" in known else ""
@@ -242,7 +253,7 @@ class Progress:
         text += f", {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left"
         print(", ".join(filter(None, (text, about_slow(slow)))), flush=True)
         known |= {"slow": in_json(slow)} if slow else {}
-        self.write({"step": step} | known | {"seconds": self.seconds[-1], "samples_per_second": rate})
+        self.write({"step": step} | known | {"seconds": self.seconds[-1]} | rates)
 
     def tell_validation(self, step, values, samples):
         text = ", ".join(f"{name} {value:.6g}" for name, value in values.items()) if values else "no batch"
@@ -491,6 +502,7 @@ def options():
     parser.add_argument("--log", help="file for a line of JSON each step")
     parser.add_argument("--straggler", type=positive, default=1.2, help="a rank is called slow that takes so many times as long in its passes as the others of its stage, or than it took before, in 8 of 10 steps")
     parser.add_argument("--host-trace", action="store_true", help="say at the end what the script itself costs the host for each pass, and put it into --log")
+    parser.add_argument("--profile", metavar="FOLDER", help="after three steps, write when each rank ran which pass of a step (timeline.json, for `model-analyze report --measured`), and what torch's profiler sees in the next one (rank_N.json, for ui.perfetto.dev)")
     parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="bf16, fp16: autocast, master weights stay as they are; under fp16 losses are scaled, and steps whose gradients are not finite are left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")

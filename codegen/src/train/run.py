@@ -63,8 +63,14 @@ class Run:
             self.without_flush = WithoutFlush(self)
         if arguments.sync != "buckets":
             self.epoch_steps = agreed_length(self, self.batches.values(), f"--sync {arguments.sync} needs: --sync buckets")
-        self.start = 0
+        self.start, self.operations = 0, None  # of a micro-batch's forward pass, once known to who has the last stage
         self.checkpoints = Checkpoints(arguments.save, arguments.keep, arguments.timeout) if arguments.save else None
+
+    def peak(self):
+        """Returns the operations a second that all ranks come to at most, where this is what the plan is for."""
+        predicted = DEFAULTS.get("prediction")
+        is_here = predicted and self.layout.shards == 1 and is_on(predicted, self.arguments.device)
+        return peak_of(predicted, self.layout.world, self.arguments.dtype, self.modules.values()) if is_here else None
 
     def autocast(self):
         return autocast(self.arguments)
@@ -156,6 +162,7 @@ class Run:
         DOING["pass"] = f"the loss after {DOING['pass']}"
         with self.arguments.trace.timed("stages"), autocast(self.arguments):
             loss = self.task.loss(outputs, target) / (count or self.arguments.micro_batches * self.layout.pipelines)
+        PROFILE.extend()  # the last stage's pass ends with it
         return self.update.scale.up(loss)
 
     def step(self, step):
@@ -165,7 +172,8 @@ class Run:
         loss = self.gradients(step)
         DOING["pass"] = f"the update of step {step + 1}"
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
-        known, ended = self.update.apply(step, loss, any(loader.has_ended for loader in loaders), self.device)
+        with PROFILE.span("optimizer"):
+            known, ended = self.update.apply(step, loss, any(loader.has_ended for loader in loaders), self.device)
         if ended:  # all begin the next epoch together
             for loader in loaders:
                 loader.begin(loader.epoch + 1)
@@ -221,7 +229,8 @@ class Run:
                 [pipeline] = self.pipelines
                 loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
         DOING["pass"] = f"the sums of gradients of step {step + 1}"
-        self.average_gradients()
+        with PROFILE.span("collective"):
+            self.average_gradients()
         return None if loss is None else loss / self.update.scale.value
 
     def average_gradients(self):

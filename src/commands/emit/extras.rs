@@ -318,7 +318,17 @@ fn prediction(plan: &Plan) -> Option<Prediction> {
     let counts = kinds::by_type(plan.cluster.devices.iter().filter(|device| used.contains(&device.name)));
     let names = counts.keys().flat_map(|kind| schema::plain_names(kind, &plan.cluster.types)).collect();
     let Predicted { step, band, .. } = &plan.predicted;
-    Some(Prediction { step: (*step)?, band: *band, devices: kinds::counted(&counts), names })
+    let peak = (used.len(), peaks(plan, &used));
+    Some(Prediction { step: (*step)?, band: *band, devices: kinds::counted(&counts), names, peak })
+}
+
+/// Returns the operations a second that devices together come to at most, by types that all of them have.
+fn peaks(plan: &Plan, used: &BTreeSet<&String>) -> BTreeMap<String, f64> {
+    let devices = plan.cluster.devices.iter().filter(|device| used.contains(&device.name));
+    let types: Vec<_> = devices.filter_map(|device| plan.cluster.types.get(&device.type_)).collect();
+    let Some(first) = types.first() else { return BTreeMap::new() };
+    let sum = |dtype: &String| types.iter().map(|type_| Some(type_.peak.get(dtype)?.0)).sum::<Option<f64>>();
+    first.peak.keys().filter_map(|dtype| Some((dtype.clone(), sum(dtype)?))).collect()
 }
 
 /// Writes the table of one pipeline.
