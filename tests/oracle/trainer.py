@@ -535,6 +535,84 @@ def counted(cases):
     return f"{counter.get_total_flops()} operations a forward pass"
 
 
+def normalised(cases, *arguments, world=2, stages=1, fault=None):
+    """Batch norms over two replicas are those of one process whose micro-batches are both replicas'; running statistics, too.
+
+    With a `fault`, (old, new) in `batch_norm.py`, they are others.
+    """
+    path, run = task(cases.place, "picture"), Trained(cases, "resnet", stages)
+    place = run.out / "train_parts/batch_norm.py"
+    text = place.read_text()
+    assert not fault or text.count(fault[0]) == 1
+    place.write_text(text.replace(*fault) if fault else text)
+    try:
+        lines, _ = run.run(world, "--task", path, "--replicas", "2", *two(2), "--batch-norm", "sync", "--save", "normal", "--steps", "4", *arguments, *(["--allow-changes"] if fault else []))
+    finally:
+        place.write_text(text)
+    trained, expected = processes.module_of(Path(path), "task"), processes.resnet(True)
+    batches = []
+    for step in range(4):
+        x, y = trained.inputs(step, 8)[0], trained.target(step, 8)["tokens"]
+        # Replica r has rows 4r to 4r + 4, in two micro-batches; the loop takes both replicas' together.
+        rows = [0, 1, 4, 5, 2, 3, 6, 7]
+        batches.append((x[rows], {"tokens": y[rows]}))
+    optimizer, losses = trained.optimizer(grouped(trained, expected)), []
+    for step, (x, y) in enumerate(batches):
+        optimizer.zero_grad()
+        total = 0.0
+        for part in (slice(0, 4), slice(4, 8)):
+            loss = trained.loss([expected(x[part])], {"tokens": y["tokens"][part]}) / 2
+            loss.backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), trained.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = trained.lr(step) * group.get("lr_scale", 1.0)
+        optimizer.step()
+        losses.append(total)
+    off, state = near(losses, [line["loss"] for line in lines], "losses", 1e-5), run.merged("normal")
+    worst = 0.0
+    for name, value in expected.state_dict().items():
+        least = 1e-2 * max(float(p.detach().abs().max()) for p in expected.parameters())
+        worst = max(worst, float((value - state[name]).abs().max() / value.abs().max().clamp_min(least)))
+    if not worst <= 1e-4:  # batch norms on pictures of 2×2 make rounding grow
+        raise Failed(f"parameters or statistics differ by {worst:.1e}")
+    return f"losses differ by {off:.0e}, parameters and statistics by {worst:.0e}"
+
+
+def grouped(trains, model):
+    groups = [{**group, "params": []} for group in trains.groups]
+    for name, parameter in model.named_parameters():
+        fits = (g for g in groups if any(fnmatch.fnmatch(name, each) for each in g["match"].split("|")))
+        next(fits)["params"].append(parameter)
+    return groups
+
+
+def averaged(cases):
+    """A checkpoint has the mean of the replicas' running statistics; what is trained is what each replica's own give."""
+    path, run = task(cases.place, "picture"), Trained(cases, "resnet", 1)
+    common = ("--task", path, "--replicas", "2", *two(2), "--steps", "3")
+    local, _ = run.run(2, *common, "--save", "local")
+    mean, _ = run.run(2, *common, "--save", "mean", "--batch-norm", "average")
+    near([l["loss"] for l in local], [l["loss"] for l in mean], "losses", 0.0)
+    own, both = (every_key(run.out / f"{name}/step_00000003") for name in ("local", "mean"))
+    names = [key.removeprefix("replica_1.") for key in own if key.startswith("replica_1.") and key.endswith(("_mean", "_var"))]
+    for name in names:
+        one, other = own[f"model.{name}"], own[f"replica_1.{name}"]
+        if torch.equal(one, other) or any(not torch.equal((one + other) / 2, both[f"{where}.{name}"]) for where in ("model", "replica_1")):
+            raise Failed(f"{name} is no mean")
+    for name in (name for name in own if name.startswith("model.") and name[6:] not in names):
+        if not torch.equal(own[name], both[name]):
+            raise Failed(f"{name} is trained otherwise")
+    return f"{len(names)} statistics"
+
+
+def every_key(folder):
+    about = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in about.items() if hasattr(each, "size")}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    return state
+
+
 def documented(cases):
     """The task of docs/train.md trains."""
     page = (processes.ROOT / "docs/train.md").read_text()
@@ -796,6 +874,17 @@ def cases():
         "the documented task": documented,
         "large batch": large,
         "host trace": host_trace,
+        "batch norms over replicas": normalised,
+        "batch norms over replicas, split, zero3": lambda c: normalised(
+            c, *zero_bubble, "--sharding", "zero3", world=4, stages=4
+        ),
+        "batch norms: a local mean is found": is_found(
+            lambda c: normalised(c, fault=("        summed(squares, group)\n", "        squares *= dist.get_world_size(group)\n")), "differ"
+        ),
+        "batch norms: a local gradient is found": is_found(
+            lambda c: normalised(c, fault=("        summed(sums, ctx.group)\n", "        sums *= dist.get_world_size(ctx.group)\n")), "differ"
+        ),
+        "batch norms averaged": averaged,
         "profile": profiled,
         "profile: a clock that is ahead is found": is_found(lambda c: profiled(c, ("return time.time_ns()", "return time.time_ns() + 10**9 * self.rank")), "before"),
         "tokens and MFU": counted,
@@ -846,6 +935,9 @@ SELDOM = (
     "validation, two stages a rank",
     "zero3 by block, recomputed",
     "zero3 by block, offloaded",
+    "batch norms over replicas",
+    "batch norms: a local mean is found",
+    "profile: a clock that is ahead is found",
 )
 
 if __name__ == "__main__":

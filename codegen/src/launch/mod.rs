@@ -60,7 +60,8 @@ const TRAIN: &str = concat!(
 );
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 17] = [
+const PARTS: [(&str, &str); 18] = [
+    ("train_parts/batch_norm.py", include_str!("../train/parts/batch_norm.py")),
     ("train_parts/checkpoints.py", include_str!("../train/parts/checkpoints.py")),
     ("train_parts/counts.py", include_str!("../train/parts/counts.py")),
     ("train_parts/cuts.py", include_str!("../train/parts/cuts.py")),

@@ -111,6 +111,20 @@ def refuse_slices(manifest, arguments):
             sys.exit(f"{names} are one parameter of several stages, whose gradients are summed after those of replicas: --sync buckets")
 
 
+def refuse_norms(manifest, arguments):
+    """Refuses what does not go with batch norms over replicas, before anything starts."""
+    for option, is_given in {
+        "--check": arguments.check,
+        "--single": arguments.single,
+        f"--shards {arguments.shards}": arguments.shards > 1,
+        f"--schedule {Path(arguments.schedule).name}": bool(arguments.updates) or arguments.copies > 1,
+        f"--replicas {arguments.replicas}": len(set(str(arguments.replicas).split(","))) > 1,
+        "--form torchscript": any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]),
+    }.items():
+        if is_given:
+            sys.exit(f"{option} does not go with --batch-norm sync: --batch-norm average")
+
+
 def steps(run, arguments):
     leader = run.leader
     if run.start >= arguments.steps:
@@ -166,6 +180,7 @@ def steps(run, arguments):
             tell(step, loss, known)
         if run.validation and ((step + 1) % arguments.validate_every == 0 or step + 1 == arguments.steps):
             run.drain()
+            run.average_norms()
             DOING["pass"] = f"the validation after step {step + 1}"
             values, count = run.validation.all()
             BUSY.begin_step()
@@ -495,6 +510,7 @@ def options():
     parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 parameters, too, gathered by block")
     parser.add_argument("--sharding-group", type=int, default=None, help="so many replicas of a stage, neighbours, share out together, and each such group has all: 8 on nodes of 8 GPUs keeps traffic inside nodes but for one sum of slices a step; 0 for all replicas together")
     parser.add_argument("--sync", choices=["buckets", "fifo", "p3"], help="how replicas sum gradients: in buckets, and then all are stepped; in slices that are summed and stepped by themselves, as they come (fifo) or those first that the next forward pass asks for first (p3)")
+    parser.add_argument("--batch-norm", choices=HOW, default="local", help="statistics of batch norms where stages have replicas: each replica's own (local); those, averaged for checkpoints and validations (average); those of a micro-batch on all replicas, two sums a norm and pass (sync)")
     parser.add_argument("--slice", type=counted, default=DEFAULTS.get("slice") or SLICE, help="bytes of a slice at most")
     parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
@@ -605,6 +621,8 @@ def main():
         refuse_slices(manifest, arguments)
         if replicas_of(arguments) == 1:  # which send nothing
             arguments.sync = "buckets"
+    if arguments.batch_norm == "sync" and not arguments.merge:
+        refuse_norms(manifest, arguments)
     arguments.trace = HostTrace(arguments.host_trace)
     if arguments.merge:
         merge(arguments, manifest)

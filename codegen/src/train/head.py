@@ -77,6 +77,7 @@ from torch import nn
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 try:
+    from train_parts.batch_norm import HOW, average, let_sync
     from train_parts.checkpoints import ABOUT, Checkpoints, Part, Weights, flat_part, last_checkpoint, load_into, model_in, save_pretrained, tensors_in
     from train_parts.counts import Operations, peak_of, tokens_of
     from train_parts.cuts import Cuts, compare_data

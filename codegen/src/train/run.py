@@ -24,6 +24,8 @@ class Run:
         self.make_groups()
         self.shard_group = self.groups.get(tuple(self.layout.shard_ranks(self.rank)))
         self.offload = Offload(arguments.offload, self.device, arguments.offload_floor)
+        alike = tuple(self.layout.replicas_of_place(place, self.shard))
+        self.norm_group = self.norm_groups.get(alike)
         self.stages = {}
         for held in self.layout.stages_of[place]:
             about = manifest["stages"][held % self.layout.count]
@@ -32,6 +34,8 @@ class Run:
             shares = arguments.sharding == "zero3" and len(self.layout.sharers(place, self.shard)[0]) > 1
             where = "cpu" if shares else arguments.device
             module = load_stage(about, arguments.form, where, waits, self.shard_group, self.offload)
+            if self.norm_group is not None:
+                let_sync(module, STAGES / about["files"]["python"], self.norm_group)
             self.stages[held] = Wrapped(module, about, arguments, self.offload)
             self.stages[held].is_last = about["stage"] == last
         self.modules = {held: wrapped.module for held, wrapped in self.stages.items()}
@@ -136,6 +140,11 @@ class Run:
             for ranks in sorted(ranks for ranks in wanted if len(ranks) > 1):
                 # The second one waits for as long as there is nothing to send.
                 self.slice_groups[ranks] = (self.group_of(ranks), dist.new_group(list(ranks), timeout=timedelta(days=30)))
+        self.norm_groups = {}
+        if self.arguments.batch_norm == "sync" and layout.replicas[0] > 1:
+            for place in range(len(layout.stages_of)):
+                ranks = tuple(layout.replicas_of_place(place, 0))
+                self.norm_groups[ranks] = self.group_of(ranks)
         self.ways = {}
         if layout.is_unequal or layout.copies > 1 or self.arguments.updates:
             for ranks in sorted(pipelines):
@@ -197,6 +206,14 @@ class Run:
         for loader in (batches.loader for batches in self.batches.values() if batches.loader):
             end_epoch(loader, self.epoch_steps)
         return loss, known | {"memory": memory_of(self.device)}
+
+    def average_norms(self):
+        """Gives the batch norms of replicas and copies the mean of their statistics, where that is asked for."""
+        layout = self.layout
+        for stage in sorted({held % layout.count for held in self.modules} if self.arguments.batch_norm == "average" else ()):
+            copies = [module for held, module in self.modules.items() if held % layout.count == stage]
+            group = self.groups.get(tuple(layout.ranks_of_stage(stage, self.shard)))
+            average(copies, group, layout.replicas[layout.place(self.rank)[0]] * layout.copies)
 
     def drain(self):
         """Waits until all parameters are of one moment."""
@@ -265,6 +282,7 @@ class Run:
     def save(self, step):
         """Begins to write what this rank has of the model and of the optimizer's state, by names in the model."""
         self.drain()
+        self.average_norms()
         self.checkpoints.wait()
         about = self.update.about() | {"step": step}
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
