@@ -613,6 +613,42 @@ def every_key(folder):
     return state
 
 
+SERVED = "--collective", "parameter-server"
+
+
+def serves(cases, model, world, *arguments, stages=2):
+    """Buckets have servers: training is that of the plain loop, and each element's state is kept by one replica."""
+    said = trains(cases, model, world, *arguments, *SERVED, *two(2), count=4, stages=stages)
+    path, run = task(cases.place, "gpt" if model.startswith("gpt") else "picture", **ADAM), Trained(cases, model, stages)
+    # Buckets of a few numbers, of which each replica gets some.
+    place = run.out / "train_parts/sync.py"
+    text = place.read_text()
+    place.write_text(text.replace("25 << 20, 1 << 20", "1 << 12, 1 << 11"))
+    try:
+        run.run(world, "--task", path, *arguments, *SERVED, *two(2), "--steps", "2", "--save", "served", "--allow-changes")
+    finally:
+        place.write_text(text)
+    held, whole = elements(run.out / "served/step_00000002", [0, world // 2])
+    if sum(held) != whole or min(held) < 0.2 * whole:
+        raise Failed(f"servers keep {held} of {whole} elements")
+    return f"{said}; servers keep {held}"
+
+
+def two_levels(cases, fault=None):
+    """Four replicas on two machines, so it is said, sum inside and across: training is that of the plain loop."""
+    out = Trained(cases, "gpt2_tiny", 1).out
+    place = out / "train_parts/sync.py"
+    text = place.read_text()
+    assert not fault or text.count(fault[0]) == 1
+    place.write_text(text.replace(*fault) if fault else text)
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    try:
+        return trains(cases, "gpt2_tiny", 4, "--replicas", "4", "--collective", "hierarchical", *two(1), "--allow-changes", count=4, stages=1)
+    finally:
+        del os.environ["LOCAL_WORLD_SIZE"]
+        place.write_text(text)
+
+
 def documented(cases):
     """The task of docs/train.md trains."""
     page = (processes.ROOT / "docs/train.md").read_text()
@@ -623,6 +659,43 @@ def documented(cases):
     if set(found) != {"loss", "accuracy"} or len(lines) != 13 or abs(lines[0]["lr"] - 0.02) > 1e-9:
         raise Failed(text)
     return f"accuracy {found['accuracy']:.2f}"
+
+
+def examples(cases):
+    """Both examples of docs/train.md, command by command, on pictures and a text made here: losses fall, and the weights load."""
+    from PIL import Image
+    from torchvision.models import resnet18
+
+    place = cases.place / "examples"
+    place.mkdir()
+    page = (processes.ROOT / "docs/train.md").read_text()
+    page = page[page.index("## A ResNet on a folder") : page.index("## Replicas that share out")]
+    for name, text in zip(("pictures.py", "text.py"), page.split("```python\n")[1:]):
+        (place / name).write_text(text.split("```")[0])
+    (place / "gpt.json").write_text(re.search(r"`gpt.json` is `(.*)`", page)[1])
+    (place / "text.txt").write_text((processes.ROOT / "docs/train.md").read_text())
+    for folder, count in (("pictures", 64), ("held_out", 32)):
+        for index, kind in enumerate(("red", "green", "blue")):
+            (place / folder / kind).mkdir(parents=True)
+            for number in range(count):
+                colour = tuple(160 * (at == index) + (37 * number + 11 * at) % 80 for at in range(3))
+                Image.new("RGB", (80, 60), colour).save(place / folder / kind / f"{number}.png")
+    said = []
+    for block in page.split("```console\n")[1:]:
+        for line in block.split("```")[0].splitlines():
+            program, *words = line.split()
+            program = [cases.command] if program == "model-analyze" else [sys.executable]
+            words += ["--python", sys.executable] if words[0] == "trace" else []
+            done = subprocess.run([*program, *words], cwd=place, capture_output=True, text=True)
+            if done.returncode:
+                raise Failed(f"{line}\n{done.stdout}\n{done.stderr}")
+            if "--steps" in words:
+                losses = processes.losses_in(done.stdout)
+                said.append(f"{losses[0]:.3g} to {losses[-1]:.3g}")
+                if len(losses) != 12 or not losses[-1] < losses[0] or "validation after step 12" not in done.stdout:
+                    raise Failed(done.stdout)
+    resnet18(num_classes=3).load_state_dict(load_file(place / "resnet18.safetensors"))
+    return ", ".join(said)
 
 
 def planned_sharding(cases):
@@ -872,6 +945,7 @@ def cases():
         "a plan's sharding": planned_sharding,
         "a chosen sharding": chosen_sharding,
         "the documented task": documented,
+        "the documented examples": examples,
         "large batch": large,
         "host trace": host_trace,
         "batch norms over replicas": normalised,
@@ -885,6 +959,15 @@ def cases():
             lambda c: normalised(c, fault=("        summed(sums, ctx.group)\n", "        sums *= dist.get_world_size(ctx.group)\n")), "differ"
         ),
         "batch norms averaged": averaged,
+        "servers, alone": lambda c: serves(c, "resnet_plain", 2, "--replicas", "2", stages=1),
+        "servers, tied 2x2": lambda c: serves(c, "gpt2_tiny", 4, "--replicas", "2"),
+        "servers, resume as replicas": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--collective", "parameter-server", *two(2)), ("--replicas", "2", *two(2)), False
+        ),
+        "two levels": two_levels,
+        "two levels: slices of one machine are found": is_found(
+            lambda c: two_levels(c, ("message[0] = dist.all_reduce(real(message[1]), group=self.across, async_op=True)", "pass")), "differ"
+        ),
         "profile": profiled,
         "profile: a clock that is ahead is found": is_found(lambda c: profiled(c, ("return time.time_ns()", "return time.time_ns() + 10**9 * self.rank")), "before"),
         "tokens and MFU": counted,
@@ -935,8 +1018,14 @@ SELDOM = (
     "validation, two stages a rank",
     "zero3 by block, recomputed",
     "zero3 by block, offloaded",
+    "the documented examples",
     "batch norms over replicas",
     "batch norms: a local mean is found",
+    "batch norms: a local gradient is found",
+    "batch norms averaged",
+    "servers, alone",
+    "servers, resume as replicas",
+    "two levels: slices of one machine are found",
     "profile: a clock that is ahead is found",
 )
 

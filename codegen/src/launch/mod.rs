@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use minijinja::{Environment, context};
-use schema::{Band, OffloadMode, Seconds, ShardingLevel, SyncOrder};
+use schema::{Band, CollectiveKind, OffloadMode, Seconds, ShardingLevel, SyncOrder};
 
 use crate::{
     content::{Content, File},
@@ -111,6 +111,8 @@ pub struct Defaults<'a> {
     pub sharding_group: Option<u32>,
     /// In which order replicas send gradients, where it is not in buckets, and the bytes of a slice.
     pub sync: Option<(SyncOrder, Option<u64>)>,
+    /// How replicas sum gradients, where it is not as the backend does it.
+    pub collective: Option<CollectiveKind>,
     /// How activations of the blocks that the plan lists travel to the host, where it lists some.
     pub offload: Option<OffloadMode>,
     /// What a step takes.
@@ -181,12 +183,17 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
         Some((SyncOrder::Fifo, slice)) => ("\"fifo\"", slice),
         _ => ("None", None),
     };
+    let collective = match defaults.collective {
+        Some(CollectiveKind::Hierarchical) => "\"hierarchical\"",
+        Some(CollectiveKind::ParameterServer) => "\"parameter-server\"",
+        _ => "None",
+    };
     let slice = slice.map_or("None".into(), |bytes| bytes.to_string());
     let prediction = defaults.prediction.as_ref().map_or("None".into(), Prediction::to_python);
     let defaults = format!(
         "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"micro_batch_size\": {micro_batch_size}, \"replicas\": \"{replicas}\", \"ranks\": {ranks}, \"schedule\": {schedule}, \
          \"vertical_sync\": {vertical_sync}, \
-         \"sharding\": {sharding}, \"sharding_group\": {sharding_group}, \"sync\": {sync}, \"slice\": {slice}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
+         \"sharding\": {sharding}, \"sharding_group\": {sharding_group}, \"sync\": {sync}, \"slice\": {slice}, \"collective\": {collective}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
@@ -251,12 +258,13 @@ mod tests {
             sharding: Some(ShardingLevel::Zero1),
             sharding_group: Some(4),
             sync: Some((SyncOrder::P3, Some(4096))),
+            collective: Some(CollectiveKind::Hierarchical),
             offload: Some(OffloadMode::NonBlocking),
             prediction: Some(prediction),
         };
         let text = text(&train_script(&defaults));
         let expected = "DEFAULTS = {\"micro_batches\": 8, \"micro_batch_size\": 4, \"replicas\": \"2,1\", \"ranks\": [[0, 2], [1]], \"schedule\": \"GPipe\", \
-                        \"vertical_sync\": False, \"sharding\": \"zero1\", \"sharding_group\": 4, \"sync\": \"p3\", \"slice\": 4096, \
+                        \"vertical_sync\": False, \"sharding\": \"zero1\", \"sharding_group\": 4, \"sync\": \"p3\", \"slice\": 4096, \"collective\": \"hierarchical\", \
                         \"offload\": \"non-blocking\", \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");

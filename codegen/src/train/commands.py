@@ -69,6 +69,8 @@ def failed(error, rank, arguments, is_launched, watch):
         if "saving" in DOING:  # all ranks end here together: what they have begun to write is good
             DOING["saving"].wait()
         kind = "other" if "another rank" in text else "error"
+    elif "connectFullMesh" in str(error):  # before anything was waited for
+        kind, text = "lost", f"could not connect to another rank ({text[-200:]})"
     elif re.search(r"timed? ?out", str(error), re.IGNORECASE):
         waits = f" in {' and '.join(names[:2])}" if (names := watch.pending if watch else []) else ""
         kind, text = "timeout", f"waited {arguments.timeout:.0f} s for another rank{waits}{place.replace(' in ', ' after ', 1)}"
@@ -109,6 +111,18 @@ def refuse_slices(manifest, arguments):
         if tied["requires_grad"] and len({holder["stage"] for holder in tied["holders"]}) > 1:
             names = " and ".join(sorted({f"`{holder['name']}`" for holder in tied["holders"]}))
             sys.exit(f"{names} are one parameter of several stages, whose gradients are summed after those of replicas: --sync buckets")
+
+
+def refuse_collective(arguments):
+    """Refuses what does not go with sums of gradients that are no all-reduce of the backend, before anything starts."""
+    for option, is_given in {
+        f"--sync {arguments.sync}": arguments.sync != "buckets",
+        f"--sharding {arguments.sharding}": arguments.sharding != "none",
+        f"--shards {arguments.shards}": arguments.shards > 1,
+        f"--schedule {Path(arguments.schedule).name}": bool(arguments.updates) or arguments.copies > 1,
+    }.items():
+        if is_given:
+            sys.exit(f"{option} does not go with --collective {arguments.collective}: --collective fastest")
 
 
 def refuse_norms(manifest, arguments):
@@ -511,6 +525,7 @@ def options():
     parser.add_argument("--sharding-group", type=int, default=None, help="so many replicas of a stage, neighbours, share out together, and each such group has all: 8 on nodes of 8 GPUs keeps traffic inside nodes but for one sum of slices a step; 0 for all replicas together")
     parser.add_argument("--sync", choices=["buckets", "fifo", "p3"], help="how replicas sum gradients: in buckets, and then all are stepped; in slices that are summed and stepped by themselves, as they come (fifo) or those first that the next forward pass asks for first (p3)")
     parser.add_argument("--batch-norm", choices=HOW, default="local", help="statistics of batch norms where stages have replicas: each replica's own (local); those, averaged for checkpoints and validations (average); those of a micro-batch on all replicas, two sums a norm and pass (sync)")
+    parser.add_argument("--collective", choices=["fastest", "hierarchical", "parameter-server"], help="how replicas sum a bucket: as the backend does it (fastest); inside machines, slices of it across, and inside again (hierarchical); on one of them, in turn, which steps its parameters and sends them back (parameter-server)")
     parser.add_argument("--slice", type=counted, default=DEFAULTS.get("slice") or SLICE, help="bytes of a slice at most")
     parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
@@ -577,6 +592,7 @@ def main():
         or arguments.shards not in (None, manifest.get("shards") or 1)
         or arguments.sharding not in (None, DEFAULTS.get("sharding") or "none")
         or arguments.sharding_group not in (None, DEFAULTS.get("sharding_group") or 0)
+        or arguments.collective not in (None, DEFAULTS.get("collective") or "fastest")
         or arguments.sync not in (None, DEFAULTS.get("sync") or "buckets")
         or arguments.offload not in (None, DEFAULTS.get("offload") or "none")
         or arguments.offload_optimizer
@@ -623,6 +639,9 @@ def main():
             arguments.sync = "buckets"
     if arguments.batch_norm == "sync" and not arguments.merge:
         refuse_norms(manifest, arguments)
+    arguments.collective = arguments.collective or DEFAULTS.get("collective") or "fastest"
+    if arguments.collective != "fastest" and not (arguments.merge or arguments.single):
+        refuse_collective(arguments)
     arguments.trace = HostTrace(arguments.host_trace)
     if arguments.merge:
         merge(arguments, manifest)

@@ -92,7 +92,7 @@ try:
     from train_parts.priority import SLICE, Sliced
     from train_parts.profile import PROFILE
     from train_parts.stragglers import BUSY, WINDOW, Stragglers, about_slow
-    from train_parts.sync import Mirrored, Sharded, Sync, is_by_element
+    from train_parts.sync import Hierarchical, Mirrored, Served, Sharded, Sync, is_by_element
     from train_parts.validation import Validation
     from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, rounds_of, version_rule
 except ModuleNotFoundError as error:

@@ -93,10 +93,19 @@ class Run:
                 sys.exit(f"`clip` of the task does not go with --sync {arguments.sync}, which updates before all gradients are known: --sync buckets")
             about = (passes, arguments.slice, arguments.sync == "fifo", arguments.timeout, NotFinite)
             return Sliced(self.modules.values(), named_parameters_of(self.modules), self.slice_groups[ranks], *about)
-        if arguments.sharding == "none" or len(inside[0]) == 1:
+        is_served = arguments.collective == "parameter-server"
+        if arguments.collective == "hierarchical":
+            machines = self.layout.on_machines(place, self.shard)
+            own = next(machine for machine in machines if self.rank in machine)
+            alike = tuple(machine[own.index(self.rank)] for machine in machines)
+            if 1 < len(own) < len(ranks):
+                return Hierarchical(parameters, (self.groups[own], self.groups[alike]), passes)
+        if not is_served and (arguments.sharding == "none" or len(inside[0]) == 1):
             return Sync(parameters, self.groups[ranks], passes)
         holders = [holder for tied in self.manifest["tied"] for holder in tied["holders"] if holder["stage"] in self.stages]
         tied = {parameter_at(self.modules[holder["stage"]], holder["name"]) for holder in holders}
+        if is_served:
+            return Served(parameters, self.groups[ranks], passes, tied)
         own = next(group for group in inside if self.rank in group)
         alike = tuple(sorted(group[own.index(self.rank)] for group in inside))
         groups = self.groups[own], self.groups[alike] if len(alike) > 1 else None
@@ -128,7 +137,9 @@ class Run:
         for shard in range(layout.shards):
             replicas = [tuple(layout.ranks_of_stage(stage, shard)) for stage in range(layout.count)]
             wanted |= {ranks for ranks in replicas if len(ranks) > 1}
-            for inside in (layout.sharers(place, shard) for place in range(len(layout.stages_of))):
+            for place, inside in ((place, layout.sharers(place, shard)) for place in range(len(layout.stages_of))):
+                if self.arguments.collective == "hierarchical":
+                    wanted |= {*layout.on_machines(place, shard), *zip(*layout.on_machines(place, shard))}
                 if 1 < len(inside[0]) < len(inside) * len(inside[0]):
                     wanted |= {*inside, *(tuple(sorted(alike)) for alike in zip(*inside))}
             wanted |= {self.tied_ranks(tied, shard) for tied in self.manifest["tied"]}

@@ -105,6 +105,7 @@ pub fn extras(
         sharding: plan.and_then(|plan| plan.execution?.sharding),
         sharding_group: plan.and_then(|plan| plan.execution?.sharding_group),
         sync: plan.and_then(slices).filter(|_| has_python),
+        collective: plan.and_then(collective),
         offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
@@ -284,8 +285,14 @@ fn unexecuted(plan: &Plan) -> Vec<String> {
     if is_sliced && slices(plan).is_none() {
         otherwise("slices of gradients", "what else the plan wants goes with buckets alone");
     }
-    if is_served || execution.collective == Some(CollectiveKind::ParameterServer) {
-        otherwise("a parameter server", "replicas sum among themselves");
+    if is_served || (is_sliced && execution.collective == Some(CollectiveKind::ParameterServer)) {
+        otherwise("slices over parameter servers", "replicas sum them among themselves");
+    } else if execution.collective == Some(CollectiveKind::ParameterServer) {
+        if collective(plan).is_none() {
+            otherwise("a parameter server beside what else the plan wants", "replicas sum among themselves");
+        } else if execution.servers.is_some() || execution.servers_apart == Some(true) {
+            otherwise("parameter servers of their own number or machines", "each replica is one");
+        }
     }
     notes
 }
@@ -304,6 +311,20 @@ fn slices(plan: &Plan) -> Option<(SyncOrder, Option<u64>)> {
     // Whole layers, where slices are not asked for.
     let slice = execution.slice.map(|bytes| bytes.0).or((sync == SyncOrder::Fifo).then_some(1 << 40));
     (!refused).then_some((sync, slice))
+}
+
+/// How a plan's replicas sum gradients, where train.py sums them so.
+fn collective(plan: &Plan) -> Option<CollectiveKind> {
+    let execution = plan.execution?;
+    let kind = execution
+        .collective
+        .filter(|kind| matches!(kind, CollectiveKind::Hierarchical | CollectiveKind::ParameterServer))?;
+    let refused = copies(plan) > 1
+        || is_without_flush(&plan.schedule)
+        || matches!(execution.sync, Some(SyncOrder::P3 | SyncOrder::Fifo))
+        || execution.sharding.is_some_and(|level| level != ShardingLevel::None)
+        || plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
+    (!refused).then_some(kind)
 }
 
 /// How the activations of a plan's offloaded blocks travel, where it has such blocks.
