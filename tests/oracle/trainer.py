@@ -231,6 +231,43 @@ def loaded(cases):
     return f"losses differ by {off:.0e}, parameters by {state:.0e}"
 
 
+def sixty_four(cases):
+    """Of 64 replicas of three stages, a rank makes the samples of its own replica alone, and those between first and last stage none.
+
+    Ranks are started one by one, over torch's backend of pretence.
+    """
+    new = '\n\nMADE = []\n\n\ndef made(what, samples, replica):\n    MADE.append((what, samples, replica))\n\n\n'
+    new += 'def inputs(step, samples, replica, replicas):\n    made("inputs", samples, replica)\n    return (torch.randn(samples, 3, 32, 32),)\n\n\n'
+    new += 'def target(step, samples, replica, replicas):\n    made("targets", samples, replica)\n    return {"tokens": torch.randn(samples, 10)}\n'
+    path, run = task(cases.place, "picture", more=new), Trained(cases, "resnet_plain", 3)
+
+    def rank(number):
+        def built():
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            start = torch.distributed.init_process_group
+            torch.distributed.init_process_group = lambda *_, **__: start("fake", rank=number, world_size=192, store=FakeStore())
+            os.environ |= {"RANK": str(number), "WORLD_SIZE": "192", "LOCAL_RANK": "0"}
+            os.chdir(run.out)
+            script = processes.module_of(run.out / "train.py", "train_script")
+            script.Watch = lambda *_: None
+            script.steps = lambda run, _: (
+                [batches.at(0, run.device, *run.wants) for batches in run.batches.values()], print(json.dumps(run.task.file.MADE))
+            )
+            sys.argv = ["train.py", "--device", "cpu", "--task", path, "--replicas", "64", *two(4)]
+            script.main()
+
+        return built
+
+    numbers = (0, 1, 2, 95, 96, 97, 98, 191)  # ranks are laid out replica by replica
+    codes, texts = processes.ended([processes.forked(rank(number)) for number in numbers])
+    for number, code, text in zip(numbers, codes, texts):
+        wanted = [[["inputs", 8, number // 3]], [], [["targets", 8, number // 3]]][number % 3]
+        if code or json.loads(text.strip().splitlines()[-1]) != wanted:
+            raise Failed(f"rank {number} made other samples than {wanted}: {text}")
+    return f"{len(numbers)} of 192 ranks"
+
+
 def resumed(cases, path, model, first, then, is_exact=True, stages=2, more=None):
     """Half the steps, then the rest from the checkpoint: parameters are those of a run that was not interrupted.
 
@@ -918,6 +955,7 @@ def cases():
     }
     made |= {
         "loader": loaded,
+        "loader, 64 replicas": sixty_four,
         "resume, scheduler": lambda c: resumed(c, task(c.place, "picture", **SCHEDULED), "resnet_plain", two(4), two(4)),
         "resume, shuffled loader": lambda c: resumed(
             c, loading(c.place, True), "resnet_plain", ("--replicas", "2", *two(2)), ("--replicas", "2", *two(2))
