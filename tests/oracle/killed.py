@@ -63,18 +63,19 @@ def job(run, path, folder, moment=None, chosen=0):
 def killed(cases, count):
     path, run, chance = task(cases.place, "gpt", **ADAM), Trained(cases, "gpt2_tiny"), random.Random(37)
     seconds, _ = job(run, path, "straight")
-    expected, hit = run.merged("straight"), 0
-    for number in range(count):
+    expected, hit, number = run.merged("straight"), 0, 0
+    while hit < count:  # a machine that has got faster meanwhile ends jobs before their moment
+        number += 1
         moment, chosen = chance.uniform(0.0, seconds), chance.randrange(2)
         _, was_killed = job(run, path, "killed", moment, chosen)
         found, hit = run.merged("killed"), hit + was_killed
         differ = [name for name, value in expected.items() if not torch.equal(value, found[name])]
-        print(f"  {number + 1}: after {moment:.1f} of {seconds:.1f} s, {'a rank was killed' if was_killed else 'no rank was there'}", flush=True)
+        print(f"  {number}: after {moment:.1f} of {seconds:.1f} s, {'a rank was killed' if was_killed else 'no rank was there'}", flush=True)
         if differ:
             raise Failed(f"killed after {moment:.1f} s: other parameters: {differ[:3]}")
-    if hit < count * 0.7:
-        raise Failed(f"only {hit} of {count} jobs had a rank to kill")
-    return f"{hit} of {count} jobs lost a rank, all ended bit-equal"
+        if number > 3 * count:
+            raise Failed(f"only {hit} of {number} jobs had a rank to kill")
+    return f"{hit} of {number} jobs lost a rank, all ended bit-equal"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ a textbook has, on a model that was never cut, with torch's own `clip_grad_norm_
 when one fails.
 """
 
+import argparse
 import fnmatch
 import json
 import os
@@ -686,6 +687,27 @@ def two_levels(cases, fault=None):
         place.write_text(text)
 
 
+def host_predicted(cases):
+    """What the script costs the host is put into the prediction as `simulate --host-overhead` has it."""
+    plan = processes.planned(cases, "gpt2_tiny", "torchgpipe")
+    script = (plan / "train.py").read_text()
+    known = eval(re.search(r'"host": (\[.*?\])', script)[1])
+    step = lambda us: json.loads(command(cases, "simulate", plan / "plan.yaml", "--host-overhead", us, "--format", "json"))["step_seconds"]  # noqa: E731
+    near([step(us) for us in (0, 300, 1000)], [dict(known)[us / 1e6] for us in (0, 300, 1000)], "steps", 1e-9)
+    train = processes.module_of(plan / "train.py", "train_script")
+    near([step(250) - step(0)], [train.under(known, 250e-6)], "a step between two that are known", 1e-2)
+    (plan / "train.py").write_text(script.replace('"devices": "2 × T4"', '"devices": "2 × CPU"'))
+    try:
+        lines, said = Trained.run(argparse.Namespace(out=plan), 2, "--host-trace", "--allow-changes")
+    finally:
+        (plan / "train.py").write_text(script)
+    host = lines[-1]["host"]
+    expected = train.told(known[0][1] + train.under(known, host["pass"]) + host["step"])
+    if f", and {expected} with what the script costs the host" not in said:
+        raise Failed(f"not {expected}: {said}")
+    return f"{train.told(known[0][1])}, and {expected} with the host"
+
+
 def documented(cases):
     """The task of docs/train.md trains."""
     page = (processes.ROOT / "docs/train.md").read_text()
@@ -1009,6 +1031,7 @@ def cases():
         "profile": profiled,
         "profile: a clock that is ahead is found": is_found(lambda c: profiled(c, ("return time.time_ns()", "return time.time_ns() + 10**9 * self.rank")), "before"),
         "tokens and MFU": counted,
+        "host in the prediction": host_predicted,
     }
     # What autograd saves keeps the memory; what is gathered ahead stays; a pass computes with what was there before the update.
     faults = {

@@ -235,7 +235,7 @@ def steps(run, arguments):
         if "offload" in last:
             print(about_offload(arguments, last["offload"], count), file=sys.stderr, flush=True)
         print(f"{done} steps in {time.perf_counter() - progress.begun:.1f} s", file=sys.stderr, flush=True)
-        print(beside_prediction(arguments, progress.seconds), end="", file=sys.stderr, flush=True)
+        print(beside_prediction(arguments, progress.seconds, host and host[1]), end="", file=sys.stderr, flush=True)
 
 
 def stops(run, arguments):
@@ -311,8 +311,11 @@ def told(seconds):
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def beside_prediction(arguments, all_seconds):
-    """Says the median step, and what the plan says of one: of other devices, or other work, it says nothing."""
+def beside_prediction(arguments, all_seconds, host=None):
+    """Says the median step, and what the plan says of one: of other devices, or other work, it says nothing.
+
+    `host` is what the script costs, where that was measured; the simulator has said what it makes of the step.
+    """
     settled = all_seconds[2:]  # the first ones find their memory
     predicted = DEFAULTS.get("prediction")
     if not settled or not predicted:
@@ -326,9 +329,19 @@ def beside_prediction(arguments, all_seconds):
     text += f" {told(predicted['seconds'])}"
     if predicted["band"]:
         text += " (p10–p90 {}–{})".format(*map(told, predicted["band"]))
+    if host and (more := under(predicted.get("host"), host["pass"])):
+        text += f", and {told(predicted['seconds'] + more + host['step'])} with what the script costs the host"
     if arguments.is_changed:
         text += ", run as planned: this was run otherwise"
     return text + "\n"
+
+
+def under(known, seconds):
+    """Returns how much longer a step is where the host takes so many seconds more for each pass, between the nearest that are known."""
+    for (low, short), (high, long) in zip(known or (), (known or ())[1:]):
+        if low <= seconds <= high:
+            return short + (long - short) * (seconds - low) / (high - low) - known[0][1]
+    return None
 
 
 def about_offload(arguments, known, count):

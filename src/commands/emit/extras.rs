@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks, Terms};
 use cost_model::Rounding;
-use schema::{CollectiveKind, OffloadMode, Plan, Predicted, ShardingLevel, SyncOrder};
+use schema::{CollectiveKind, OffloadMode, Plan, Predicted, Seconds, ShardingLevel, SyncOrder};
 use tracer::Program;
 
 use crate::{commands::plan::costs::rounding_of, kinds};
@@ -340,7 +340,27 @@ fn prediction(plan: &Plan) -> Option<Prediction> {
     let names = counts.keys().flat_map(|kind| schema::plain_names(kind, &plan.cluster.types)).collect();
     let Predicted { step, band, .. } = &plan.predicted;
     let peak = (used.len(), peaks(plan, &used));
-    Some(Prediction { step: (*step)?, band: *band, devices: kinds::counted(&counts), names, peak })
+    let host = under_host_overhead(plan).unwrap_or_default();
+    Some(Prediction { step: (*step)?, band: *band, devices: kinds::counted(&counts), names, peak, host })
+}
+
+/// Returns the simulated step for seconds that the host adds to each pass, where a step ends with a flush.
+fn under_host_overhead(plan: &Plan) -> Option<Vec<(Seconds, Seconds)>> {
+    const LARGE: usize = 100_000; // operations, which take a tenth of a second
+    if is_without_flush(&plan.schedule) {
+        return None;
+    }
+    let simulated = |microseconds: &f64| {
+        let host_overhead = Seconds(microseconds * 1e-6);
+        let options = simulator::PlanOptions { host_overhead, ..simulator::PlanOptions::default() };
+        let step = simulator::from_plan(plan, &options).ok()?;
+        if step.order.n_ops() > LARGE {
+            return None;
+        }
+        let timeline = simulator::simulate(&step.workload, &step.order, &step.machine).ok()?;
+        Some((host_overhead, Seconds(timeline.step as f64 * 1e-9)))
+    };
+    [0.0, 100.0, 200.0, 300.0, 500.0, 1000.0, 2000.0, 5000.0].iter().map(simulated).collect()
 }
 
 /// Returns the operations a second that devices together come to at most, by types that all of them have.
