@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-multi bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-killed zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -241,6 +241,12 @@ zoo-stragglers: .venv/ready
 	cargo build
 	rm -rf out/zoo-stragglers && mkdir -p out/zoo-stragglers
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/stragglers.py target/debug/model-analyze out/zoo-stragglers --all
+
+# A rank is killed at 20 random moments of a job that may restart: parameters at the end are those of a job left alone, bit by bit.
+zoo-killed: .venv/ready
+	cargo build
+	rm -rf out/zoo-killed && mkdir -p out/zoo-killed
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/killed.py target/debug/model-analyze out/zoo-killed --all
 
 # Two copies of a model in opposite directions on 1 to 4 ranks, beside a plain loop; sleeping stages beside their simulation.
 zoo-two-way: .venv/ready

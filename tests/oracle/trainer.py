@@ -7,6 +7,7 @@ a textbook has, on a model that was never cut, with torch's own `clip_grad_norm_
 when one fails.
 """
 
+import argparse
 import fnmatch
 import json
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+import torch.utils.flop_counter
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -228,6 +230,43 @@ def loaded(cases):
     if calls != ["0 of 2", "0 of 2", "1 of 2", "1 of 2"]:  # first and last stage of each replica; none in the middle
         raise Failed(f"loaders were made by others: {calls}")
     return f"losses differ by {off:.0e}, parameters by {state:.0e}"
+
+
+def sixty_four(cases):
+    """Of 64 replicas of three stages, a rank makes the samples of its own replica alone, and those between first and last stage none.
+
+    Ranks are started one by one, over torch's backend of pretence.
+    """
+    new = '\n\nMADE = []\n\n\ndef made(what, samples, replica):\n    MADE.append((what, samples, replica))\n\n\n'
+    new += 'def inputs(step, samples, replica, replicas):\n    made("inputs", samples, replica)\n    return (torch.randn(samples, 3, 32, 32),)\n\n\n'
+    new += 'def target(step, samples, replica, replicas):\n    made("targets", samples, replica)\n    return {"tokens": torch.randn(samples, 10)}\n'
+    path, run = task(cases.place, "picture", more=new), Trained(cases, "resnet_plain", 3)
+
+    def rank(number):
+        def built():
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            start = torch.distributed.init_process_group
+            torch.distributed.init_process_group = lambda *_, **__: start("fake", rank=number, world_size=192, store=FakeStore())
+            os.environ |= {"RANK": str(number), "WORLD_SIZE": "192", "LOCAL_RANK": "0"}
+            os.chdir(run.out)
+            script = processes.module_of(run.out / "train.py", "train_script")
+            script.Watch = lambda *_: None
+            script.steps = lambda run, _: (
+                [batches.at(0, run.device, *run.wants) for batches in run.batches.values()], print(json.dumps(run.task.file.MADE))
+            )
+            sys.argv = ["train.py", "--device", "cpu", "--task", path, "--replicas", "64", *two(4)]
+            script.main()
+
+        return built
+
+    numbers = (0, 1, 2, 95, 96, 97, 98, 191)  # ranks are laid out replica by replica
+    codes, texts = processes.ended([processes.forked(rank(number)) for number in numbers])
+    for number, code, text in zip(numbers, codes, texts):
+        wanted = [[["inputs", 8, number // 3]], [], [["targets", 8, number // 3]]][number % 3]
+        if code or json.loads(text.strip().splitlines()[-1]) != wanted:
+            raise Failed(f"rank {number} made other samples than {wanted}: {text}")
+    return f"{len(numbers)} of 192 ranks"
 
 
 def resumed(cases, path, model, first, then, is_exact=True, stages=2, more=None):
@@ -463,6 +502,212 @@ def host_trace(cases):
     return f"{1e3 * host['pass']:.2f} ms of planted 4 a pass"
 
 
+def profiled(cases, fault=None):
+    """The timeline of a step is that of its schedule: passes in order, none before what it waits for, as long as they are.
+
+    A `fault` is planted in the clock of a rank.
+    """
+    plan = processes.planned(cases, "gpt2_tiny", "torchgpipe") / "plan.yaml"
+    run, path = Trained(cases, "gpt2_tiny"), task(cases.place, "gpt")
+    place = run.out / "train_parts/profile.py"
+    slow = (run.out / "train.py", "                    outputs = self.module(*positional)\n", "                    time.sleep(0.02 * self.stage)\n")
+    texts = {file: file.read_text() for file in (place, slow[0])}
+    assert texts[slow[0]].count(slow[1]) == 1 and (not fault or texts[place].count(fault[0]) == 1)
+    slow[0].write_text(texts[slow[0]].replace(slow[1], slow[2] + slow[1]))
+    place.write_text(texts[place].replace(*fault) if fault else texts[place])
+    try:
+        _, said = run.run(2, "--task", path, *two(4), "--schedule", "1F1B", "--profile", "profile", "--allow-changes", "--steps", "6")
+    finally:
+        for file, text in texts.items():
+            file.write_text(text)
+    timeline = run.out / "profile/timeline.json"
+    about = json.loads(timeline.read_text())
+    found = {track["device"]: track["spans"] for track in about["tracks"] if track["stream"] == "compute"}
+    passes = {rank: [span["name"] for span in spans if span["kind"] != "optimizer"] for rank, spans in found.items()}
+    if passes != {0: "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3".split(), 1: "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3".split()}:
+        raise Failed(f"other passes: {passes}")
+    at = {span["name"]: span for spans in found.values() for span in spans if span["kind"] != "optimizer"}
+    waits = [(f"1F{k}", f"0F{k}") for k in range(4)] + [(f"0B{k}", f"1B{k}") for k in range(4)]
+    waits += [(b, a) for names in passes.values() for a, b in zip(names, names[1:])]
+    early = [f"{b} begins before {a} ends" for b, a in waits if at[b]["start"] < at[a]["end"]]
+    if early:
+        raise Failed(", ".join(early))
+    if not all(2e7 <= at[f"1F{k}"]["end"] - at[f"1F{k}"]["start"] for k in range(4)):
+        raise Failed("a pass of 20 ms is not as long")
+    labels = {event.get("name") for event in json.loads((run.out / "profile/rank_1.json").read_text())["traceEvents"]}
+    if not {"1F0", "1B3", "optimizer"} <= labels or f"--measured {Path('profile') / 'timeline.json'}" not in said:
+        raise Failed(f"torch's trace lacks passes:\n{said}")
+    page = cases.place / "profiled.html"
+    command(cases, "report", cases.models["gpt2_tiny"], plan, "--measured", timeline, "-o", page)
+    if "Predicted against measured" not in page.read_text():
+        raise Failed("the report has no measured step")
+    return f"{len(at)} passes in {about['end'] / 1e6:.0f} ms"
+
+
+def counted(cases):
+    """Tokens are those of the rows, and MFU is thrice torch's own count of the whole model's forward pass beside the plan's peak."""
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 16), torch.nn.Linear(16, 48), torch.nn.GELU(), torch.nn.Linear(48, 64))
+    script, path = processes.module_of(processes.ROOT / "src/trace.py", "trace_script"), cases.place / "words.pt"
+    traced, outputs = script.trace(model, [(None, torch.randint(0, 64, (2, 12)))])
+    script.save(traced, str(path), script.record(traced, about={"target": "words"}, training=True, outputs=outputs))
+    cases.models["words"] = path
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        model(torch.randint(0, 64, (2, 12)))
+    plan = processes.planned(cases, "words", "torchgpipe")
+    peak, run = 2 * 8.141e12, Trained.__new__(Trained)
+    run.cases, run.out = cases, plan
+    (text,) = re.findall(r'"devices": "2 × T4".*"peak": \{.*"float32": ([0-9.e+]+)', (plan / "train.py").read_text())
+    if abs(float(text) / peak - 1) > 0.01:
+        raise Failed(f"a peak of {text}")
+    script = (plan / "train.py").read_text()
+    (plan / "train.py").write_text(script.replace('"devices": "2 × T4"', '"devices": "2 × CPU"'))
+    try:
+        lines, said = run.run(2, *two(4), "--allow-changes")
+    finally:
+        (plan / "train.py").write_text(script)
+    for line in lines:
+        near([24 * 4], [line["tokens_per_second"] * line["seconds"]], "tokens", 1e-9)
+        near([3 * counter.get_total_flops() * 4 / float(text)], [line["mfu"] * line["seconds"]], "MFU", 1e-9)
+    if " tokens/s, MFU " not in said:
+        raise Failed(said)
+    return f"{counter.get_total_flops()} operations a forward pass"
+
+
+def normalised(cases, *arguments, world=2, stages=1, fault=None):
+    """Batch norms over two replicas are those of one process whose micro-batches are both replicas'; running statistics, too.
+
+    With a `fault`, (old, new) in `batch_norm.py`, they are others.
+    """
+    path, run = task(cases.place, "picture"), Trained(cases, "resnet", stages)
+    place = run.out / "train_parts/batch_norm.py"
+    text = place.read_text()
+    assert not fault or text.count(fault[0]) == 1
+    place.write_text(text.replace(*fault) if fault else text)
+    try:
+        lines, _ = run.run(world, "--task", path, "--replicas", "2", *two(2), "--batch-norm", "sync", "--save", "normal", "--steps", "4", *arguments, *(["--allow-changes"] if fault else []))
+    finally:
+        place.write_text(text)
+    trained, expected = processes.module_of(Path(path), "task"), processes.resnet(True)
+    batches = []
+    for step in range(4):
+        x, y = trained.inputs(step, 8)[0], trained.target(step, 8)["tokens"]
+        # Replica r has rows 4r to 4r + 4, in two micro-batches; the loop takes both replicas' together.
+        rows = [0, 1, 4, 5, 2, 3, 6, 7]
+        batches.append((x[rows], {"tokens": y[rows]}))
+    optimizer, losses = trained.optimizer(grouped(trained, expected)), []
+    for step, (x, y) in enumerate(batches):
+        optimizer.zero_grad()
+        total = 0.0
+        for part in (slice(0, 4), slice(4, 8)):
+            loss = trained.loss([expected(x[part])], {"tokens": y["tokens"][part]}) / 2
+            loss.backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), trained.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = trained.lr(step) * group.get("lr_scale", 1.0)
+        optimizer.step()
+        losses.append(total)
+    off, state = near(losses, [line["loss"] for line in lines], "losses", 1e-5), run.merged("normal")
+    worst = 0.0
+    for name, value in expected.state_dict().items():
+        least = 1e-2 * max(float(p.detach().abs().max()) for p in expected.parameters())
+        worst = max(worst, float((value - state[name]).abs().max() / value.abs().max().clamp_min(least)))
+    if not worst <= 1e-4:  # batch norms on pictures of 2×2 make rounding grow
+        raise Failed(f"parameters or statistics differ by {worst:.1e}")
+    return f"losses differ by {off:.0e}, parameters and statistics by {worst:.0e}"
+
+
+def grouped(trains, model):
+    groups = [{**group, "params": []} for group in trains.groups]
+    for name, parameter in model.named_parameters():
+        fits = (g for g in groups if any(fnmatch.fnmatch(name, each) for each in g["match"].split("|")))
+        next(fits)["params"].append(parameter)
+    return groups
+
+
+def averaged(cases):
+    """A checkpoint has the mean of the replicas' running statistics; what is trained is what each replica's own give."""
+    path, run = task(cases.place, "picture"), Trained(cases, "resnet", 1)
+    common = ("--task", path, "--replicas", "2", *two(2), "--steps", "3")
+    local, _ = run.run(2, *common, "--save", "local")
+    mean, _ = run.run(2, *common, "--save", "mean", "--batch-norm", "average")
+    near([l["loss"] for l in local], [l["loss"] for l in mean], "losses", 0.0)
+    own, both = (every_key(run.out / f"{name}/step_00000003") for name in ("local", "mean"))
+    names = [key.removeprefix("replica_1.") for key in own if key.startswith("replica_1.") and key.endswith(("_mean", "_var"))]
+    for name in names:
+        one, other = own[f"model.{name}"], own[f"replica_1.{name}"]
+        if torch.equal(one, other) or any(not torch.equal((one + other) / 2, both[f"{where}.{name}"]) for where in ("model", "replica_1")):
+            raise Failed(f"{name} is no mean")
+    for name in (name for name in own if name.startswith("model.") and name[6:] not in names):
+        if not torch.equal(own[name], both[name]):
+            raise Failed(f"{name} is trained otherwise")
+    return f"{len(names)} statistics"
+
+
+def every_key(folder):
+    about = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in about.items() if hasattr(each, "size")}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    return state
+
+
+SERVED = "--collective", "parameter-server"
+
+
+def serves(cases, model, world, *arguments, stages=2):
+    """Buckets have servers: training is that of the plain loop, and each element's state is kept by one replica."""
+    said = trains(cases, model, world, *arguments, *SERVED, *two(2), count=4, stages=stages)
+    path, run = task(cases.place, "gpt" if model.startswith("gpt") else "picture", **ADAM), Trained(cases, model, stages)
+    # Buckets of a few numbers, of which each replica gets some.
+    place = run.out / "train_parts/sync.py"
+    text = place.read_text()
+    place.write_text(text.replace("25 << 20, 1 << 20", "1 << 12, 1 << 11"))
+    try:
+        run.run(world, "--task", path, *arguments, *SERVED, *two(2), "--steps", "2", "--save", "served", "--allow-changes")
+    finally:
+        place.write_text(text)
+    held, whole = elements(run.out / "served/step_00000002", [0, world // 2])
+    if sum(held) != whole or min(held) < 0.2 * whole:
+        raise Failed(f"servers keep {held} of {whole} elements")
+    return f"{said}; servers keep {held}"
+
+
+def two_levels(cases, fault=None):
+    """Four replicas on two machines, so it is said, sum inside and across: training is that of the plain loop."""
+    out = Trained(cases, "gpt2_tiny", 1).out
+    place = out / "train_parts/sync.py"
+    text = place.read_text()
+    assert not fault or text.count(fault[0]) == 1
+    place.write_text(text.replace(*fault) if fault else text)
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    try:
+        return trains(cases, "gpt2_tiny", 4, "--replicas", "4", "--collective", "hierarchical", *two(1), "--allow-changes", count=4, stages=1)
+    finally:
+        del os.environ["LOCAL_WORLD_SIZE"]
+        place.write_text(text)
+
+
+def host_predicted(cases):
+    """What the script costs the host is put into the prediction as `simulate --host-overhead` has it."""
+    plan = processes.planned(cases, "gpt2_tiny", "torchgpipe")
+    script = (plan / "train.py").read_text()
+    known = eval(re.search(r'"host": (\[.*?\])', script)[1])
+    step = lambda us: json.loads(command(cases, "simulate", plan / "plan.yaml", "--host-overhead", us, "--format", "json"))["step_seconds"]  # noqa: E731
+    near([step(us) for us in (0, 300, 1000)], [dict(known)[us / 1e6] for us in (0, 300, 1000)], "steps", 1e-9)
+    train = processes.module_of(plan / "train.py", "train_script")
+    near([step(250) - step(0)], [train.under(known, 250e-6)], "a step between two that are known", 1e-2)
+    (plan / "train.py").write_text(script.replace('"devices": "2 × T4"', '"devices": "2 × CPU"'))
+    try:
+        lines, said = Trained.run(argparse.Namespace(out=plan), 2, "--host-trace", "--allow-changes")
+    finally:
+        (plan / "train.py").write_text(script)
+    host = lines[-1]["host"]
+    expected = train.told(known[0][1] + train.under(known, host["pass"]) + host["step"])
+    if f", and {expected} with what the script costs the host" not in said:
+        raise Failed(f"not {expected}: {said}")
+    return f"{train.told(known[0][1])}, and {expected} with the host"
+
+
 def documented(cases):
     """The task of docs/train.md trains."""
     page = (processes.ROOT / "docs/train.md").read_text()
@@ -473,6 +718,43 @@ def documented(cases):
     if set(found) != {"loss", "accuracy"} or len(lines) != 13 or abs(lines[0]["lr"] - 0.02) > 1e-9:
         raise Failed(text)
     return f"accuracy {found['accuracy']:.2f}"
+
+
+def examples(cases):
+    """Both examples of docs/train.md, command by command, on pictures and a text made here: losses fall, and the weights load."""
+    from PIL import Image
+    from torchvision.models import resnet18
+
+    place = cases.place / "examples"
+    place.mkdir()
+    page = (processes.ROOT / "docs/train.md").read_text()
+    page = page[page.index("## A ResNet on a folder") : page.index("## Replicas that share out")]
+    for name, text in zip(("pictures.py", "text.py"), page.split("```python\n")[1:]):
+        (place / name).write_text(text.split("```")[0])
+    (place / "gpt.json").write_text(re.search(r"`gpt.json` is `(.*)`", page)[1])
+    (place / "text.txt").write_text((processes.ROOT / "docs/train.md").read_text())
+    for folder, count in (("pictures", 64), ("held_out", 32)):
+        for index, kind in enumerate(("red", "green", "blue")):
+            (place / folder / kind).mkdir(parents=True)
+            for number in range(count):
+                colour = tuple(160 * (at == index) + (37 * number + 11 * at) % 80 for at in range(3))
+                Image.new("RGB", (80, 60), colour).save(place / folder / kind / f"{number}.png")
+    said = []
+    for block in page.split("```console\n")[1:]:
+        for line in block.split("```")[0].splitlines():
+            program, *words = line.split()
+            program = [cases.command] if program == "model-analyze" else [sys.executable]
+            words += ["--python", sys.executable] if words[0] == "trace" else []
+            done = subprocess.run([*program, *words], cwd=place, capture_output=True, text=True)
+            if done.returncode:
+                raise Failed(f"{line}\n{done.stdout}\n{done.stderr}")
+            if "--steps" in words:
+                losses = processes.losses_in(done.stdout)
+                said.append(f"{losses[0]:.3g} to {losses[-1]:.3g}")
+                if len(losses) != 12 or not losses[-1] < losses[0] or "validation after step 12" not in done.stdout:
+                    raise Failed(done.stdout)
+    resnet18(num_classes=3).load_state_dict(load_file(place / "resnet18.safetensors"))
+    return ", ".join(said)
 
 
 def planned_sharding(cases):
@@ -695,6 +977,7 @@ def cases():
     }
     made |= {
         "loader": loaded,
+        "loader, 64 replicas": sixty_four,
         "resume, scheduler": lambda c: resumed(c, task(c.place, "picture", **SCHEDULED), "resnet_plain", two(4), two(4)),
         "resume, shuffled loader": lambda c: resumed(
             c, loading(c.place, True), "resnet_plain", ("--replicas", "2", *two(2)), ("--replicas", "2", *two(2))
@@ -722,8 +1005,33 @@ def cases():
         "a plan's sharding": planned_sharding,
         "a chosen sharding": chosen_sharding,
         "the documented task": documented,
+        "the documented examples": examples,
         "large batch": large,
         "host trace": host_trace,
+        "batch norms over replicas": normalised,
+        "batch norms over replicas, split, zero3": lambda c: normalised(
+            c, *zero_bubble, "--sharding", "zero3", world=4, stages=4
+        ),
+        "batch norms: a local mean is found": is_found(
+            lambda c: normalised(c, fault=("        summed(squares, group)\n", "        squares *= dist.get_world_size(group)\n")), "differ"
+        ),
+        "batch norms: a local gradient is found": is_found(
+            lambda c: normalised(c, fault=("        summed(sums, ctx.group)\n", "        sums *= dist.get_world_size(ctx.group)\n")), "differ"
+        ),
+        "batch norms averaged": averaged,
+        "servers, alone": lambda c: serves(c, "resnet_plain", 2, "--replicas", "2", stages=1),
+        "servers, tied 2x2": lambda c: serves(c, "gpt2_tiny", 4, "--replicas", "2"),
+        "servers, resume as replicas": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--collective", "parameter-server", *two(2)), ("--replicas", "2", *two(2)), False
+        ),
+        "two levels": two_levels,
+        "two levels: slices of one machine are found": is_found(
+            lambda c: two_levels(c, ("message[0] = dist.all_reduce(real(message[1]), group=self.across, async_op=True)", "pass")), "differ"
+        ),
+        "profile": profiled,
+        "profile: a clock that is ahead is found": is_found(lambda c: profiled(c, ("return time.time_ns()", "return time.time_ns() + 10**9 * self.rank")), "before"),
+        "tokens and MFU": counted,
+        "host in the prediction": host_predicted,
     }
     # What autograd saves keeps the memory; what is gathered ahead stays; a pass computes with what was there before the update.
     faults = {
@@ -771,6 +1079,15 @@ SELDOM = (
     "validation, two stages a rank",
     "zero3 by block, recomputed",
     "zero3 by block, offloaded",
+    "the documented examples",
+    "batch norms over replicas",
+    "batch norms: a local mean is found",
+    "batch norms: a local gradient is found",
+    "batch norms averaged",
+    "servers, alone",
+    "servers, resume as replicas",
+    "two levels: slices of one machine are found",
+    "profile: a clock that is ahead is found",
 )
 
 if __name__ == "__main__":

@@ -310,14 +310,13 @@ def by_table(cases):
     return "losses of 1F1B"
 
 
-SLEEPS = (("            return super().forward_one_chunk", "            time.sleep(FORWARD)\n            return super().forward_one_chunk"),
+SLEEPS = (("            return super().forward_one_chunk", "            time.sleep(FORWARD)\n                return super().forward_one_chunk"),
           ("            if full_backward or not self.has_backward:\n", "            time.sleep(INPUT + WEIGHT * full_backward)\n            if full_backward or not self.has_backward:\n"),
           ("            if self.has_backward:\n                self.submod.trace", "            time.sleep(WEIGHT)\n            if self.has_backward:\n                self.submod.trace"))
 
 
-def timed(cases, schedule, stages, count, times=(150, 150, 150)):
-    """A step of sleeping stages takes what `simulate` says of the same table, within 5 %."""
-    run = Trained(cases, "gpt2_tiny", schedule, stages, count)
+def asleep(run, world, times, *arguments):
+    """Trains with passes that sleep for so many milliseconds."""
     script = run.out / "train.py"
     before = text = script.read_text()
     for old, new in SLEEPS:
@@ -328,9 +327,15 @@ def timed(cases, schedule, stages, count, times=(150, 150, 150)):
         text = text.replace(old, new)
     script.write_text(text)
     try:
-        lines, _ = run.run(stages, "--allow-changes", "--steps", "3")
+        return run.run(world, "--allow-changes", *arguments)[0]
     finally:
         script.write_text(before)
+
+
+def timed(cases, schedule, stages, count, times=(150, 150, 150)):
+    """A step of sleeping stages takes what `simulate` says of the same table, within 5 %."""
+    run = Trained(cases, "gpt2_tiny", schedule, stages, count)
+    lines = asleep(run, stages, times, "--steps", "3")
     table = ("simulate", "--csv", str(run.out / "schedule.csv"), "--chain", str(stages), "--cost", ",".join(map(str, times)) + ",0", "--format", "json")
     expected = json.loads(trainer.command(cases, *table))["makespan"]
     found = 1000 * statistics.median(line["seconds"] for line in lines[1:])

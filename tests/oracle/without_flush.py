@@ -21,6 +21,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torchrun as processes
 import trainer
+import two_way
 from torchrun import Failed
 
 warnings.filterwarnings("ignore")
@@ -450,6 +451,22 @@ def uneven_finds(cases, old, new):
     return processes.finds_fault(run.out / "train.py", old, new, "differ", case)
 
 
+def timed(cases, mode, stages, count, times=(150, 150, 150)):
+    """Steps of sleeping stages follow each other as `simulate` says, within 5 %: the whole run but for the first step."""
+    run = folder(cases, "text", stages)
+    name = {"2bw": "PipeDream-2BW"}.get(mode, "PipeDream")
+    more = ["--vertical-sync"] if mode == "vertical" else []
+    lines = two_way.asleep(run, stages, times, "--schedule", name, *more, "--micro-batches", str(count), "--steps", "4", "--task", task(cases, "text", "sgd"))
+    ends = []
+    for steps in (1, 4):
+        order = ("simulate", "--schedule", name.lower(), "--ranks", str(stages), "--micro-batches", str(steps * count), "--cost", ",".join(map(str, times)) + ",0")
+        ends.append(json.loads(trainer.command(cases, *order, "--format", "json"))["makespan"])
+    found, expected = 1000 * sum(line["seconds"] for line in lines[1:]), ends[1] - ends[0]
+    if not abs(found / expected - 1) < 0.05:
+        raise Failed(f"three steps took {found:.0f} ms, {expected} predicted")
+    return f"three steps took {found:.0f} ms, {expected} predicted"
+
+
 def cases():
     made = {
         "resnet 2, stashing": lambda c: trains(c, "resnet", "stashing", 2),
@@ -488,6 +505,9 @@ def cases():
         "text 1-2-1, 2BW": lambda c: unequal(c, "2bw", (1, 2, 1)),
         "text 2-1, optimizer on the host": lambda c: unequal(c, "stashing", (2, 1), "--offload-optimizer"),
         "a plan's, unequal": planned_unequal,
+        "asleep, stashing": lambda c: timed(c, "stashing", 2, 8),
+        "asleep, vertical sync": lambda c: timed(c, "vertical", 3, 6),
+        "asleep, 2BW": lambda c: timed(c, "2bw", 2, 8),
         "found: an update is a sum": lambda c: uneven_finds(c, "torch._foreach_div_(gradients, self.count)", "pass"),
     }
     if "--all" in sys.argv:

@@ -1,7 +1,9 @@
 //! Launch files for `train.py`: a shell script, a Slurm batch script, a Kubernetes TrainJob.
 
+use std::collections::BTreeMap;
+
 use minijinja::{Environment, context};
-use schema::{Band, OffloadMode, Seconds, ShardingLevel, SyncOrder};
+use schema::{Band, CollectiveKind, OffloadMode, Seconds, ShardingLevel, SyncOrder};
 
 use crate::{
     content::{Content, File},
@@ -58,8 +60,10 @@ const TRAIN: &str = concat!(
 );
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 15] = [
+const PARTS: [(&str, &str); 18] = [
+    ("train_parts/batch_norm.py", include_str!("../train/parts/batch_norm.py")),
     ("train_parts/checkpoints.py", include_str!("../train/parts/checkpoints.py")),
+    ("train_parts/counts.py", include_str!("../train/parts/counts.py")),
     ("train_parts/cuts.py", include_str!("../train/parts/cuts.py")),
     ("train_parts/data.py", include_str!("../train/parts/data.py")),
     ("train_parts/deferred.py", include_str!("../train/parts/deferred.py")),
@@ -70,6 +74,7 @@ const PARTS: [(&str, &str); 15] = [
     ("train_parts/launch.py", include_str!("../train/parts/launch.py")),
     ("train_parts/offload.py", include_str!("../train/parts/offload.py")),
     ("train_parts/priority.py", include_str!("../train/parts/priority.py")),
+    ("train_parts/profile.py", include_str!("../train/parts/profile.py")),
     ("train_parts/stragglers.py", include_str!("../train/parts/stragglers.py")),
     ("train_parts/sync.py", include_str!("../train/parts/sync.py")),
     ("train_parts/validation.py", include_str!("../train/parts/validation.py")),
@@ -106,6 +111,8 @@ pub struct Defaults<'a> {
     pub sharding_group: Option<u32>,
     /// In which order replicas send gradients, where it is not in buckets, and the bytes of a slice.
     pub sync: Option<(SyncOrder, Option<u64>)>,
+    /// How replicas sum gradients, where it is not as the backend does it.
+    pub collective: Option<CollectiveKind>,
     /// How activations of the blocks that the plan lists travel to the host, where it lists some.
     pub offload: Option<OffloadMode>,
     /// What a step takes.
@@ -123,6 +130,10 @@ pub struct Prediction {
     pub devices: String,
     /// What their kinds go by: letters and digits in lower case, without the vendor's words.
     pub names: Vec<String>,
+    /// How many devices there are, and the operations a second that all of them together come to at most, by type.
+    pub peak: (usize, BTreeMap<String, f64>),
+    /// The step where the host takes so much longer for each pass, ascending; nothing where that is not known.
+    pub host: Vec<(Seconds, Seconds)>,
 }
 
 impl Prediction {
@@ -131,8 +142,15 @@ impl Prediction {
         let devices = python_quoted(&self.devices);
         let names: Vec<String> = self.names.iter().map(|name| python_quoted(name)).collect();
         let names = names.join(", ");
+        let (count, peaks) = &self.peak;
+        let peaks: Vec<String> =
+            peaks.iter().map(|(dtype, peak)| format!("{}: {peak:e}", python_quoted(dtype))).collect();
+        let peaks = peaks.join(", ");
+        let host: Vec<String> =
+            self.host.iter().map(|(pass, step)| format!("({}, {})", pass.0, step.0)).collect();
+        let host = host.join(", ");
         format!(
-            "{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}, \"names\": [{names}]}}",
+            "{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}, \"names\": [{names}], \"count\": {count}, \"peak\": {{{peaks}}}, \"host\": [{host}]}}",
             self.step.0
         )
     }
@@ -170,12 +188,17 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
         Some((SyncOrder::Fifo, slice)) => ("\"fifo\"", slice),
         _ => ("None", None),
     };
+    let collective = match defaults.collective {
+        Some(CollectiveKind::Hierarchical) => "\"hierarchical\"",
+        Some(CollectiveKind::ParameterServer) => "\"parameter-server\"",
+        _ => "None",
+    };
     let slice = slice.map_or("None".into(), |bytes| bytes.to_string());
     let prediction = defaults.prediction.as_ref().map_or("None".into(), Prediction::to_python);
     let defaults = format!(
         "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"micro_batch_size\": {micro_batch_size}, \"replicas\": \"{replicas}\", \"ranks\": {ranks}, \"schedule\": {schedule}, \
          \"vertical_sync\": {vertical_sync}, \
-         \"sharding\": {sharding}, \"sharding_group\": {sharding_group}, \"sync\": {sync}, \"slice\": {slice}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
+         \"sharding\": {sharding}, \"sharding_group\": {sharding_group}, \"sync\": {sync}, \"slice\": {slice}, \"collective\": {collective}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
@@ -227,6 +250,8 @@ mod tests {
             band: Some(Band { p10: Seconds(0.4), p90: Seconds(0.625) }),
             devices: "2 × \"t4\"".into(),
             names: vec!["t4".into(), "teslat4".into()],
+            peak: (2, [("float32".to_string(), 1.62e13)].into()),
+            host: vec![(Seconds(0.0), Seconds(0.5)), (Seconds(1e-3), Seconds(0.75))],
         };
         let defaults = Defaults {
             micro_batches: Some(8),
@@ -239,15 +264,19 @@ mod tests {
             sharding: Some(ShardingLevel::Zero1),
             sharding_group: Some(4),
             sync: Some((SyncOrder::P3, Some(4096))),
+            collective: Some(CollectiveKind::Hierarchical),
             offload: Some(OffloadMode::NonBlocking),
             prediction: Some(prediction),
         };
         let text = text(&train_script(&defaults));
         let expected = "DEFAULTS = {\"micro_batches\": 8, \"micro_batch_size\": 4, \"replicas\": \"2,1\", \"ranks\": [[0, 2], [1]], \"schedule\": \"GPipe\", \
-                        \"vertical_sync\": False, \"sharding\": \"zero1\", \"sharding_group\": 4, \"sync\": \"p3\", \"slice\": 4096, \
+                        \"vertical_sync\": False, \"sharding\": \"zero1\", \"sharding_group\": 4, \"sync\": \"p3\", \"slice\": 4096, \"collective\": \"hierarchical\", \
                         \"offload\": \"non-blocking\", \"prediction\": {\"seconds\": 0.5, \"band\": (0.4, 0.625), \"devices\": ";
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");
-        assert!(line.contains("\"names\": [\"t4\", \"teslat4\"]"), "{line}");
+        assert!(
+            line.contains("\"names\": [\"t4\", \"teslat4\"], \"count\": 2, \"peak\": {\"float32\": 1.62e13}, \"host\": [(0, 0.5), (0.001, 0.75)]"),
+            "{line}"
+        );
     }
 }

@@ -69,6 +69,8 @@ def failed(error, rank, arguments, is_launched, watch):
         if "saving" in DOING:  # all ranks end here together: what they have begun to write is good
             DOING["saving"].wait()
         kind = "other" if "another rank" in text else "error"
+    elif "connectFullMesh" in str(error):  # before anything was waited for
+        kind, text = "lost", f"could not connect to another rank ({text[-200:]})"
     elif re.search(r"timed? ?out", str(error), re.IGNORECASE):
         waits = f" in {' and '.join(names[:2])}" if (names := watch.pending if watch else []) else ""
         kind, text = "timeout", f"waited {arguments.timeout:.0f} s for another rank{waits}{place.replace(' in ', ' after ', 1)}"
@@ -111,6 +113,32 @@ def refuse_slices(manifest, arguments):
             sys.exit(f"{names} are one parameter of several stages, whose gradients are summed after those of replicas: --sync buckets")
 
 
+def refuse_collective(arguments):
+    """Refuses what does not go with sums of gradients that are no all-reduce of the backend, before anything starts."""
+    for option, is_given in {
+        f"--sync {arguments.sync}": arguments.sync != "buckets",
+        f"--sharding {arguments.sharding}": arguments.sharding != "none",
+        f"--shards {arguments.shards}": arguments.shards > 1,
+        f"--schedule {Path(arguments.schedule).name}": bool(arguments.updates) or arguments.copies > 1,
+    }.items():
+        if is_given:
+            sys.exit(f"{option} does not go with --collective {arguments.collective}: --collective fastest")
+
+
+def refuse_norms(manifest, arguments):
+    """Refuses what does not go with batch norms over replicas, before anything starts."""
+    for option, is_given in {
+        "--check": arguments.check,
+        "--single": arguments.single,
+        f"--shards {arguments.shards}": arguments.shards > 1,
+        f"--schedule {Path(arguments.schedule).name}": bool(arguments.updates) or arguments.copies > 1,
+        f"--replicas {arguments.replicas}": len(set(str(arguments.replicas).split(","))) > 1,
+        "--form torchscript": any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]),
+    }.items():
+        if is_given:
+            sys.exit(f"{option} does not go with --batch-norm sync: --batch-norm average")
+
+
 def steps(run, arguments):
     leader = run.leader
     if run.start >= arguments.steps:
@@ -130,6 +158,7 @@ def steps(run, arguments):
     samples = run.task.micro_batch * arguments.micro_batches * run.layout.pipelines
     slow = Stragglers(run.layout.peers(), arguments.straggler)
     progress = Progress(run.task, arguments, samples, run.start, slow) if run.rank == leader else None
+    peak = run.peak()
     hangs, last = hangs_file(run.rank), {}
 
     def begin():
@@ -143,13 +172,18 @@ def steps(run, arguments):
             dist.all_reduce(total, group=run.groups[tuple(run.reporters)])
             loss = float(total)
         if progress:
+            if peak and run.operations:  # there and back: thrice the forward pass
+                progress.share = 3 * run.operations * arguments.micro_batches * run.layout.pipelines / peak
             progress.tell(step + 1, {"loss": loss} | known)
         if arguments.crash and (run.rank, step + 1) == arguments.crash:
             os.kill(os.getpid(), signal.SIGKILL)  # for tests
         last.update(known)
+        PROFILE.follow(step + 1)
         begin()
 
     begin()
+    if arguments.profile:
+        PROFILE.begin(arguments.profile, run.start, arguments.steps, run.rank, run.device)
     for first, step in stops(run, arguments):
         if run.without_flush:
             run.without_flush.steps(first, step + 1, tell)
@@ -160,6 +194,7 @@ def steps(run, arguments):
             tell(step, loss, known)
         if run.validation and ((step + 1) % arguments.validate_every == 0 or step + 1 == arguments.steps):
             run.drain()
+            run.average_norms()
             DOING["pass"] = f"the validation after step {step + 1}"
             values, count = run.validation.all()
             BUSY.begin_step()
@@ -181,6 +216,7 @@ def steps(run, arguments):
         if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
             last["offload"], count = run.offloaded(), arguments.steps - run.start
     host, stragglers = about_host(run) if arguments.host_trace else None, found_slow(run, slow)
+    profiled = PROFILE.write(run.manifest["model"]["name"], run.rank == leader) if arguments.profile else None
     gathered = about_gathered(run) if arguments.sharding == "zero3" else None
     kept = about_kept(run) if arguments.offload_optimizer else None
     if progress:
@@ -190,7 +226,7 @@ def steps(run, arguments):
         if host:
             progress.write({"step": arguments.steps, "host": host[1]})
             print(host[0], file=sys.stderr, flush=True)
-        for text in filter(None, (gathered, kept)):
+        for text in filter(None, (gathered, kept, profiled)):
             print(text, file=sys.stderr, flush=True)
         if sliced:
             print(sliced, file=sys.stderr, flush=True)
@@ -199,7 +235,7 @@ def steps(run, arguments):
         if "offload" in last:
             print(about_offload(arguments, last["offload"], count), file=sys.stderr, flush=True)
         print(f"{done} steps in {time.perf_counter() - progress.begun:.1f} s", file=sys.stderr, flush=True)
-        print(beside_prediction(arguments, progress.seconds), end="", file=sys.stderr, flush=True)
+        print(beside_prediction(arguments, progress.seconds, host and host[1]), end="", file=sys.stderr, flush=True)
 
 
 def stops(run, arguments):
@@ -223,7 +259,7 @@ class Progress:
     def __init__(self, task, arguments, samples, start, slow=None):
         self.task, self.arguments, self.samples, self.slow = task, arguments, samples, slow
         self.begun, self.seconds = time.perf_counter(), []
-        self.before = self.begun
+        self.before, self.tokens, self.share = self.begun, tokens_of(task.manifest), None  # seconds of a step at the devices' peak
         self.file = open(arguments.log, "a" if start else "w") if arguments.log else None
 
     def tell(self, step, known):
@@ -234,7 +270,11 @@ class Progress:
         busy = known.pop("busy", None)
         slow = self.slow.take(busy) if self.slow and busy else {}
         left = (self.arguments.steps - step) * statistics.median(self.seconds[-20:])
+        rates = {"samples_per_second": rate} | ({"tokens_per_second": self.tokens * rate} if self.tokens else {})
+        rates |= {"mfu": self.share / self.seconds[-1]} if self.share else {}
         text = f"step {step} loss {known['loss']:.9g} {rated(rate)} samples/s"
+        text += f", {rated(rates['tokens_per_second'])} tokens/s" if self.tokens else ""
+        text += f", MFU {100 * rates['mfu']:.3g} %" if self.share else ""
         text += f", norm {known['norm']:.4g}" if known["norm"] is not None else ""
         text += f", lr {known['lr']:.4g}" if known["lr"] is not None else ""
         text += f", scale {known['scale']:.4g}" if "scale" in known else ""
@@ -242,7 +282,7 @@ class Progress:
         text += f", {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left"
         print(", ".join(filter(None, (text, about_slow(slow)))), flush=True)
         known |= {"slow": in_json(slow)} if slow else {}
-        self.write({"step": step} | known | {"seconds": self.seconds[-1], "samples_per_second": rate})
+        self.write({"step": step} | known | {"seconds": self.seconds[-1]} | rates)
 
     def tell_validation(self, step, values, samples):
         text = ", ".join(f"{name} {value:.6g}" for name, value in values.items()) if values else "no batch"
@@ -271,8 +311,11 @@ def told(seconds):
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def beside_prediction(arguments, all_seconds):
-    """Says the median step, and what the plan says of one: of other devices, or other work, it says nothing."""
+def beside_prediction(arguments, all_seconds, host=None):
+    """Says the median step, and what the plan says of one: of other devices, or other work, it says nothing.
+
+    `host` is what the script costs, where that was measured; the simulator has said what it makes of the step.
+    """
     settled = all_seconds[2:]  # the first ones find their memory
     predicted = DEFAULTS.get("prediction")
     if not settled or not predicted:
@@ -286,9 +329,19 @@ def beside_prediction(arguments, all_seconds):
     text += f" {told(predicted['seconds'])}"
     if predicted["band"]:
         text += " (p10–p90 {}–{})".format(*map(told, predicted["band"]))
+    if host and (more := under(predicted.get("host"), host["pass"])):
+        text += f", and {told(predicted['seconds'] + more + host['step'])} with what the script costs the host"
     if arguments.is_changed:
         text += ", run as planned: this was run otherwise"
     return text + "\n"
+
+
+def under(known, seconds):
+    """Returns how much longer a step is where the host takes so many seconds more for each pass, between the nearest that are known."""
+    for (low, short), (high, long) in zip(known or (), (known or ())[1:]):
+        if low <= seconds <= high:
+            return short + (long - short) * (seconds - low) / (high - low) - known[0][1]
+    return None
 
 
 def about_offload(arguments, known, count):
@@ -484,6 +537,8 @@ def options():
     parser.add_argument("--sharding", choices=["none", "zero1", "zero2", "zero3"], default=None, help="what the replicas of a stage share out: zero1 the optimizer's state, zero2 gradients, too, zero3 parameters, too, gathered by block")
     parser.add_argument("--sharding-group", type=int, default=None, help="so many replicas of a stage, neighbours, share out together, and each such group has all: 8 on nodes of 8 GPUs keeps traffic inside nodes but for one sum of slices a step; 0 for all replicas together")
     parser.add_argument("--sync", choices=["buckets", "fifo", "p3"], help="how replicas sum gradients: in buckets, and then all are stepped; in slices that are summed and stepped by themselves, as they come (fifo) or those first that the next forward pass asks for first (p3)")
+    parser.add_argument("--batch-norm", choices=HOW, default="local", help="statistics of batch norms where stages have replicas: each replica's own (local); those, averaged for checkpoints and validations (average); those of a micro-batch on all replicas, two sums a norm and pass (sync)")
+    parser.add_argument("--collective", choices=["fastest", "hierarchical", "parameter-server"], help="how replicas sum a bucket: as the backend does it (fastest); inside machines, slices of it across, and inside again (hierarchical); on one of them, in turn, which steps its parameters and sends them back (parameter-server)")
     parser.add_argument("--slice", type=counted, default=DEFAULTS.get("slice") or SLICE, help="bytes of a slice at most")
     parser.add_argument("--offload", choices=MODES, help="activations wait in host memory for the backward pass: naive copies, pinned through page-locked buffers, non-blocking on streams of their own, both; of the blocks that the plan lists, or else of whole stages")
     parser.add_argument("--offload-floor", type=counted, default=FLOOR, help="bytes; what is smaller stays")
@@ -491,6 +546,7 @@ def options():
     parser.add_argument("--log", help="file for a line of JSON each step")
     parser.add_argument("--straggler", type=positive, default=1.2, help="a rank is called slow that takes so many times as long in its passes as the others of its stage, or than it took before, in 8 of 10 steps")
     parser.add_argument("--host-trace", action="store_true", help="say at the end what the script itself costs the host for each pass, and put it into --log")
+    parser.add_argument("--profile", metavar="FOLDER", help="after three steps, write when each rank ran which pass of a step (timeline.json, for `model-analyze report --measured`), and what torch's profiler sees in the next one (rank_N.json, for ui.perfetto.dev)")
     parser.add_argument("--validate-every", type=counted, default=100, help="steps between validations, where the task has some; the last step has one, too")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="bf16, fp16: autocast, master weights stay as they are; under fp16 losses are scaled, and steps whose gradients are not finite are left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
@@ -549,6 +605,7 @@ def main():
         or arguments.shards not in (None, manifest.get("shards") or 1)
         or arguments.sharding not in (None, DEFAULTS.get("sharding") or "none")
         or arguments.sharding_group not in (None, DEFAULTS.get("sharding_group") or 0)
+        or arguments.collective not in (None, DEFAULTS.get("collective") or "fastest")
         or arguments.sync not in (None, DEFAULTS.get("sync") or "buckets")
         or arguments.offload not in (None, DEFAULTS.get("offload") or "none")
         or arguments.offload_optimizer
@@ -593,6 +650,11 @@ def main():
         refuse_slices(manifest, arguments)
         if replicas_of(arguments) == 1:  # which send nothing
             arguments.sync = "buckets"
+    if arguments.batch_norm == "sync" and not arguments.merge:
+        refuse_norms(manifest, arguments)
+    arguments.collective = arguments.collective or DEFAULTS.get("collective") or "fastest"
+    if arguments.collective != "fastest" and not (arguments.merge or arguments.single):
+        refuse_collective(arguments)
     arguments.trace = HostTrace(arguments.host_trace)
     if arguments.merge:
         merge(arguments, manifest)

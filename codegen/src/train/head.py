@@ -18,6 +18,7 @@
     python train.py --merge model.safetensors --save checkpoints    the stages' weights as one state dict
     python train.py --merge folder --like llama/ --save checkpoints the same as a folder of transformers
     python train.py --single --steps 10                   the same steps in one process, to compare
+    python train.py --task task.py --profile profile      a step's passes for `report --measured`, and torch's traces for Perfetto
     python train.py --check                               two steps: losses and all gradients beside one process
     torchrun --nproc-per-node RANKS train.py              the same, started by torchrun
 
@@ -76,7 +77,9 @@ from torch import nn
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 try:
+    from train_parts.batch_norm import HOW, average, let_sync
     from train_parts.checkpoints import ABOUT, Checkpoints, Part, Weights, flat_part, last_checkpoint, load_into, model_in, save_pretrained, tensors_in
+    from train_parts.counts import Operations, peak_of, tokens_of
     from train_parts.cuts import Cuts, compare_data
     from train_parts.data import Batches, whole_batch
     from train_parts.deferred import DEFERRAL, let_wait
@@ -87,8 +90,9 @@ try:
     from train_parts.launch import REPORTS, first_line, hangs_file, launch, report
     from train_parts.offload import FLOOR, MODES, Offload
     from train_parts.priority import SLICE, Sliced
+    from train_parts.profile import PROFILE
     from train_parts.stragglers import BUSY, WINDOW, Stragglers, about_slow
-    from train_parts.sync import Mirrored, Sharded, Sync, is_by_element
+    from train_parts.sync import Hierarchical, Mirrored, Served, Sharded, Sync, is_by_element
     from train_parts.validation import Validation
     from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, rounds_of, version_rule
 except ModuleNotFoundError as error:

@@ -158,6 +158,16 @@ class Layout:
         size = self.group if self.group and len(ranks) % self.group == 0 else len(ranks)
         return [tuple(sorted(ranks[at : at + size])) for at in range(0, len(ranks), size)]
 
+    def on_machines(self, place, shard):
+        """Returns the replicas of a place, machine by machine; machines have as many ranks each."""
+        each, found = int(os.environ.get("LOCAL_WORLD_SIZE", self.world)), {}
+        for rank in sorted(self.replicas_of_place(place, shard)):
+            found.setdefault(rank // each, []).append(rank)
+        counts = {len(ranks) for ranks in found.values()}
+        if len(counts) > 1:
+            sys.exit(f"--collective hierarchical needs as many replicas of a stage on each machine, here are {' and '.join(map(str, sorted(counts)))}")
+        return [tuple(ranks) for ranks in found.values()]
+
     def ranks_of_stage(self, stage, shard):
         """Returns the ranks that hold the same part of a stage."""
         places = [place for place, held in enumerate(self.stages_of) if any(one % self.count == stage for one in held)]

@@ -15,20 +15,23 @@ def make_stage_class():
             number = self.numbers.get(chunk, chunk)
             self.submod.micro_batch = (self.pipeline, number)
             DOING["pass"] = f"the forward pass of micro-batch {number} in stage {self.stage_index}"
-            return super().forward_one_chunk(chunk, *arguments, **keywords)
+            with PROFILE.span("F", self.stage_index, number):
+                return super().forward_one_chunk(chunk, *arguments, **keywords)
 
         def backward_one_chunk(self, chunk, loss=None, full_backward=True, last_backward=False):
-            DOING["pass"] = f"the backward pass of micro-batch {self.numbers.get(chunk, chunk)} in stage {self.stage_index}"
+            number = self.numbers.get(chunk, chunk)
+            DOING["pass"] = f"the backward pass of micro-batch {number} in stage {self.stage_index}"
             if full_backward or not self.has_backward:
-                return super().backward_one_chunk(chunk, loss=loss, last_backward=last_backward)
+                with PROFILE.span("B", self.stage_index, number):
+                    return super().backward_one_chunk(chunk, loss=loss, last_backward=last_backward)
             self.queues[chunk] = {}
-            with DEFERRAL.into(self.queues[chunk]):
+            with DEFERRAL.into(self.queues[chunk]), PROFILE.span("I", self.stage_index, number):
                 return super().backward_one_chunk(chunk, loss=loss, last_backward=last_backward)
 
         def backward_weight_one_chunk(self, chunk, last_backward=False):
             if self.has_backward:
                 self.submod.trace.count_pass()
-                with self.submod.trace.timed("stages"):
+                with self.submod.trace.timed("stages"), PROFILE.span("W", self.stage_index, self.numbers.get(chunk, chunk)):
                     DEFERRAL.work(self.queues.pop(chunk))
 
         def backward_maybe_with_nosync(self, backward_type, bwd_kwargs, last_backward=False):
@@ -88,14 +91,15 @@ class Pipeline:
             arguments = [made.to(run.device) for made in rebuild(received)] if stage else []
             if stage:
                 wrapped.dtypes = received[1]
-            with torch.no_grad():
+            with torch.no_grad(), Operations() as operations:
                 outputs = wrapped(*arguments, **micro_batch)
+            run.operations = operations.count + (received[2] if stage else 0)  # of a forward pass up to here
             inputs_meta = tuple(t.to("meta") for t in arguments)
             if stage == 0:
                 inputs_meta = tuple(t.to("meta") for t in run.first_arguments(micro_batch))
             metas[stage] = (inputs_meta, tuple(t.to("meta") for t in outputs))
             if stage + 1 < count:
-                received = describe(outputs, wrapped.sent_dtypes)
+                received = (*describe(outputs, wrapped.sent_dtypes), run.operations)
                 if owner[stage + 1] != run.rank:
                     dist.send_object_list([received], dst=owner[stage + 1], group=self.group, device=run.object_device)
         with torch.no_grad():

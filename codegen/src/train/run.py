@@ -24,6 +24,8 @@ class Run:
         self.make_groups()
         self.shard_group = self.groups.get(tuple(self.layout.shard_ranks(self.rank)))
         self.offload = Offload(arguments.offload, self.device, arguments.offload_floor)
+        alike = tuple(self.layout.replicas_of_place(place, self.shard))
+        self.norm_group = self.norm_groups.get(alike)
         self.stages = {}
         for held in self.layout.stages_of[place]:
             about = manifest["stages"][held % self.layout.count]
@@ -32,6 +34,8 @@ class Run:
             shares = arguments.sharding == "zero3" and len(self.layout.sharers(place, self.shard)[0]) > 1
             where = "cpu" if shares else arguments.device
             module = load_stage(about, arguments.form, where, waits, self.shard_group, self.offload)
+            if self.norm_group is not None:
+                let_sync(module, STAGES / about["files"]["python"], self.norm_group)
             self.stages[held] = Wrapped(module, about, arguments, self.offload)
             self.stages[held].is_last = about["stage"] == last
         self.modules = {held: wrapped.module for held, wrapped in self.stages.items()}
@@ -63,8 +67,14 @@ class Run:
             self.without_flush = WithoutFlush(self)
         if arguments.sync != "buckets":
             self.epoch_steps = agreed_length(self, self.batches.values(), f"--sync {arguments.sync} needs: --sync buckets")
-        self.start = 0
+        self.start, self.operations = 0, None  # of a micro-batch's forward pass, once known to who has the last stage
         self.checkpoints = Checkpoints(arguments.save, arguments.keep, arguments.timeout) if arguments.save else None
+
+    def peak(self):
+        """Returns the operations a second that all ranks come to at most, where this is what the plan is for."""
+        predicted = DEFAULTS.get("prediction")
+        is_here = predicted and self.layout.shards == 1 and is_on(predicted, self.arguments.device)
+        return peak_of(predicted, self.layout.world, self.arguments.dtype, self.modules.values()) if is_here else None
 
     def autocast(self):
         return autocast(self.arguments)
@@ -83,10 +93,19 @@ class Run:
                 sys.exit(f"`clip` of the task does not go with --sync {arguments.sync}, which updates before all gradients are known: --sync buckets")
             about = (passes, arguments.slice, arguments.sync == "fifo", arguments.timeout, NotFinite)
             return Sliced(self.modules.values(), named_parameters_of(self.modules), self.slice_groups[ranks], *about)
-        if arguments.sharding == "none" or len(inside[0]) == 1:
+        is_served = arguments.collective == "parameter-server"
+        if arguments.collective == "hierarchical":
+            machines = self.layout.on_machines(place, self.shard)
+            own = next(machine for machine in machines if self.rank in machine)
+            alike = tuple(machine[own.index(self.rank)] for machine in machines)
+            if 1 < len(own) < len(ranks):
+                return Hierarchical(parameters, (self.groups[own], self.groups[alike]), passes)
+        if not is_served and (arguments.sharding == "none" or len(inside[0]) == 1):
             return Sync(parameters, self.groups[ranks], passes)
         holders = [holder for tied in self.manifest["tied"] for holder in tied["holders"] if holder["stage"] in self.stages]
         tied = {parameter_at(self.modules[holder["stage"]], holder["name"]) for holder in holders}
+        if is_served:
+            return Served(parameters, self.groups[ranks], passes, tied)
         own = next(group for group in inside if self.rank in group)
         alike = tuple(sorted(group[own.index(self.rank)] for group in inside))
         groups = self.groups[own], self.groups[alike] if len(alike) > 1 else None
@@ -118,7 +137,9 @@ class Run:
         for shard in range(layout.shards):
             replicas = [tuple(layout.ranks_of_stage(stage, shard)) for stage in range(layout.count)]
             wanted |= {ranks for ranks in replicas if len(ranks) > 1}
-            for inside in (layout.sharers(place, shard) for place in range(len(layout.stages_of))):
+            for place, inside in ((place, layout.sharers(place, shard)) for place in range(len(layout.stages_of))):
+                if self.arguments.collective == "hierarchical":
+                    wanted |= {*layout.on_machines(place, shard), *zip(*layout.on_machines(place, shard))}
                 if 1 < len(inside[0]) < len(inside) * len(inside[0]):
                     wanted |= {*inside, *(tuple(sorted(alike)) for alike in zip(*inside))}
             wanted |= {self.tied_ranks(tied, shard) for tied in self.manifest["tied"]}
@@ -130,6 +151,11 @@ class Run:
             for ranks in sorted(ranks for ranks in wanted if len(ranks) > 1):
                 # The second one waits for as long as there is nothing to send.
                 self.slice_groups[ranks] = (self.group_of(ranks), dist.new_group(list(ranks), timeout=timedelta(days=30)))
+        self.norm_groups = {}
+        if self.arguments.batch_norm == "sync" and layout.replicas[0] > 1:
+            for place in range(len(layout.stages_of)):
+                ranks = tuple(layout.replicas_of_place(place, 0))
+                self.norm_groups[ranks] = self.group_of(ranks)
         self.ways = {}
         if layout.is_unequal or layout.copies > 1 or self.arguments.updates:
             for ranks in sorted(pipelines):
@@ -156,6 +182,7 @@ class Run:
         DOING["pass"] = f"the loss after {DOING['pass']}"
         with self.arguments.trace.timed("stages"), autocast(self.arguments):
             loss = self.task.loss(outputs, target) / (count or self.arguments.micro_batches * self.layout.pipelines)
+        PROFILE.extend()  # the last stage's pass ends with it
         return self.update.scale.up(loss)
 
     def step(self, step):
@@ -165,7 +192,8 @@ class Run:
         loss = self.gradients(step)
         DOING["pass"] = f"the update of step {step + 1}"
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
-        known, ended = self.update.apply(step, loss, any(loader.has_ended for loader in loaders), self.device)
+        with PROFILE.span("optimizer"):
+            known, ended = self.update.apply(step, loss, any(loader.has_ended for loader in loaders), self.device)
         if ended:  # all begin the next epoch together
             for loader in loaders:
                 loader.begin(loader.epoch + 1)
@@ -189,6 +217,14 @@ class Run:
         for loader in (batches.loader for batches in self.batches.values() if batches.loader):
             end_epoch(loader, self.epoch_steps)
         return loss, known | {"memory": memory_of(self.device)}
+
+    def average_norms(self):
+        """Gives the batch norms of replicas and copies the mean of their statistics, where that is asked for."""
+        layout = self.layout
+        for stage in sorted({held % layout.count for held in self.modules} if self.arguments.batch_norm == "average" else ()):
+            copies = [module for held, module in self.modules.items() if held % layout.count == stage]
+            group = self.groups.get(tuple(layout.ranks_of_stage(stage, self.shard)))
+            average(copies, group, layout.replicas[layout.place(self.rank)[0]] * layout.copies)
 
     def drain(self):
         """Waits until all parameters are of one moment."""
@@ -221,7 +257,8 @@ class Run:
                 [pipeline] = self.pipelines
                 loss = pipeline.step(parts[pipeline.number], targets[pipeline.number])
         DOING["pass"] = f"the sums of gradients of step {step + 1}"
-        self.average_gradients()
+        with PROFILE.span("collective"):
+            self.average_gradients()
         return None if loss is None else loss / self.update.scale.value
 
     def average_gradients(self):
@@ -256,6 +293,7 @@ class Run:
     def save(self, step):
         """Begins to write what this rank has of the model and of the optimizer's state, by names in the model."""
         self.drain()
+        self.average_norms()
         self.checkpoints.wait()
         about = self.update.about() | {"step": step}
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]

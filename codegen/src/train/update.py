@@ -57,7 +57,8 @@ class Update:
             sys.exit(f"shards cannot make the update of {kind.__name__}, which may look at whole parameters: --shards 1")
         if self.is_shared and self.optimizer:
             if looks_whole:
-                sys.exit(f"replicas cannot share out the update of {kind.__name__}, which may look at whole parameters: --sharding none")
+                how = "--collective fastest" if isinstance(sync, Served) else "--sharding none"
+                sys.exit(f"replicas cannot share out the update of {kind.__name__}, which may look at whole parameters: {how}")
             sync.take(self.optimizer)
         self.scheduler = task.scheduler(self.optimizer)
         later = set()

@@ -200,7 +200,7 @@ class WithoutFlush:
         if not bool(norms.isfinite().all()):
             name = next(name for (name, _), norm in zip(found, norms) if not math.isfinite(norm))
             raise NotFinite(f"the gradient of `{name}` is not finite in step {step + 1}: stopped before the update")
-        with self.versions.update():
+        with self.versions.update(), PROFILE.span("optimizer"):
             if update.optimizer:
                 for group in update.optimizer.param_groups if run.task.lr else []:
                     group["lr"] = run.task.lr(step) * group.get("lr_scale", 1.0)

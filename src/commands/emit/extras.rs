@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks, Terms};
 use cost_model::Rounding;
-use schema::{CollectiveKind, OffloadMode, Plan, Predicted, ShardingLevel, SyncOrder};
+use schema::{CollectiveKind, OffloadMode, Plan, Predicted, Seconds, ShardingLevel, SyncOrder};
 use tracer::Program;
 
 use crate::{commands::plan::costs::rounding_of, kinds};
@@ -105,6 +105,7 @@ pub fn extras(
         sharding: plan.and_then(|plan| plan.execution?.sharding),
         sharding_group: plan.and_then(|plan| plan.execution?.sharding_group),
         sync: plan.and_then(slices).filter(|_| has_python),
+        collective: plan.and_then(collective),
         offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
     }));
@@ -284,8 +285,14 @@ fn unexecuted(plan: &Plan) -> Vec<String> {
     if is_sliced && slices(plan).is_none() {
         otherwise("slices of gradients", "what else the plan wants goes with buckets alone");
     }
-    if is_served || execution.collective == Some(CollectiveKind::ParameterServer) {
-        otherwise("a parameter server", "replicas sum among themselves");
+    if is_served || (is_sliced && execution.collective == Some(CollectiveKind::ParameterServer)) {
+        otherwise("slices over parameter servers", "replicas sum them among themselves");
+    } else if execution.collective == Some(CollectiveKind::ParameterServer) {
+        if collective(plan).is_none() {
+            otherwise("a parameter server beside what else the plan wants", "replicas sum among themselves");
+        } else if execution.servers.is_some() || execution.servers_apart == Some(true) {
+            otherwise("parameter servers of their own number or machines", "each replica is one");
+        }
     }
     notes
 }
@@ -306,6 +313,20 @@ fn slices(plan: &Plan) -> Option<(SyncOrder, Option<u64>)> {
     (!refused).then_some((sync, slice))
 }
 
+/// How a plan's replicas sum gradients, where train.py sums them so.
+fn collective(plan: &Plan) -> Option<CollectiveKind> {
+    let execution = plan.execution?;
+    let kind = execution
+        .collective
+        .filter(|kind| matches!(kind, CollectiveKind::Hierarchical | CollectiveKind::ParameterServer))?;
+    let refused = copies(plan) > 1
+        || is_without_flush(&plan.schedule)
+        || matches!(execution.sync, Some(SyncOrder::P3 | SyncOrder::Fifo))
+        || execution.sharding.is_some_and(|level| level != ShardingLevel::None)
+        || plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
+    (!refused).then_some(kind)
+}
+
 /// How the activations of a plan's offloaded blocks travel, where it has such blocks.
 fn offload(plan: &Plan) -> Option<OffloadMode> {
     let has_blocks = plan.stages.iter().any(|stage| !stage.offload.is_empty());
@@ -318,7 +339,37 @@ fn prediction(plan: &Plan) -> Option<Prediction> {
     let counts = kinds::by_type(plan.cluster.devices.iter().filter(|device| used.contains(&device.name)));
     let names = counts.keys().flat_map(|kind| schema::plain_names(kind, &plan.cluster.types)).collect();
     let Predicted { step, band, .. } = &plan.predicted;
-    Some(Prediction { step: (*step)?, band: *band, devices: kinds::counted(&counts), names })
+    let peak = (used.len(), peaks(plan, &used));
+    let host = under_host_overhead(plan).unwrap_or_default();
+    Some(Prediction { step: (*step)?, band: *band, devices: kinds::counted(&counts), names, peak, host })
+}
+
+/// Returns the simulated step for seconds that the host adds to each pass, where a step ends with a flush.
+fn under_host_overhead(plan: &Plan) -> Option<Vec<(Seconds, Seconds)>> {
+    const LARGE: usize = 100_000; // operations, which take a tenth of a second
+    if is_without_flush(&plan.schedule) {
+        return None;
+    }
+    let simulated = |microseconds: &f64| {
+        let host_overhead = Seconds(microseconds * 1e-6);
+        let options = simulator::PlanOptions { host_overhead, ..simulator::PlanOptions::default() };
+        let step = simulator::from_plan(plan, &options).ok()?;
+        if step.order.n_ops() > LARGE {
+            return None;
+        }
+        let timeline = simulator::simulate(&step.workload, &step.order, &step.machine).ok()?;
+        Some((host_overhead, Seconds(timeline.step as f64 * 1e-9)))
+    };
+    [0.0, 100.0, 200.0, 300.0, 500.0, 1000.0, 2000.0, 5000.0].iter().map(simulated).collect()
+}
+
+/// Returns the operations a second that devices together come to at most, by types that all of them have.
+fn peaks(plan: &Plan, used: &BTreeSet<&String>) -> BTreeMap<String, f64> {
+    let devices = plan.cluster.devices.iter().filter(|device| used.contains(&device.name));
+    let types: Vec<_> = devices.filter_map(|device| plan.cluster.types.get(&device.type_)).collect();
+    let Some(first) = types.first() else { return BTreeMap::new() };
+    let sum = |dtype: &String| types.iter().map(|type_| Some(type_.peak.get(dtype)?.0)).sum::<Option<f64>>();
+    first.peak.keys().filter_map(|dtype| Some((dtype.clone(), sum(dtype)?))).collect()
 }
 
 /// Writes the table of one pipeline.

@@ -23,7 +23,7 @@ class Watch:
         self.pending = []  # collectives that had not ended when the step had lasted too long: one that fails counts as ended
         # Of its own connection, for the first one may be waiting; ranks that are started again begin anew.
         store = dist.distributed_c10d._get_default_store().clone()
-        self.store = dist.PrefixStore(f"hangs {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        self.store = dist.PrefixStore(f"hangs {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         threading.Thread(target=self.run, daemon=True).start()
 
     def begin(self):

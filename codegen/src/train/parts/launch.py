@@ -31,6 +31,8 @@ def launch(script, world, nodes, endpoint, restarts, again):
     logging.disable(logging.CRITICAL)  # the agent's own reports
     folder = os.environ[REPORTS] = tempfile.mkdtemp(prefix="train-")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does it
+    # Or ranks that are started again find addresses of those before them in a store that all attempts share.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(Path(folder) / TRACES))
     config = LaunchConfig(
         min_nodes=nodes,

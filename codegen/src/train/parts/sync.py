@@ -73,6 +73,53 @@ class Sync:
         self.begin()
 
 
+class Hierarchical(Sync):
+    """Sums over machines in two levels: a bucket is shared out inside one, slices are summed across, and gathered inside again.
+
+    Of a bucket's bytes each rank sends its slice alone to other machines. `groups` are the replicas on this machine, and those on
+    other machines that have the same slice.
+    """
+
+    def __init__(self, parameters, groups, passes):
+        self.inside, self.across = groups
+        self.size, self.joined = dist.get_world_size(self.inside), 0
+        super().__init__(parameters, None, passes)
+
+    def send(self):
+        gradients = gradients_of(self.buckets[len(self.sent)])
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        flat = torch.nn.functional.pad(flat, (0, -len(flat) % self.size))
+        own = flat.new_empty(len(flat) // self.size)
+        work = dist.reduce_scatter_tensor(real(own), real(flat), group=self.inside, async_op=True)
+        while self.joined < len(self.sent):  # the one before had the time of this bucket's gradients
+            self.join()
+        self.sent.append([work, own, flat, gradients])
+
+    def join(self):
+        message = self.sent[self.joined]
+        with BUSY.waiting():
+            message[0].wait()
+        message[0] = dist.all_reduce(real(message[1]), group=self.across, async_op=True)
+        self.joined += 1
+
+    def finish(self):
+        while len(self.sent) < len(self.buckets):
+            self.send()
+        while self.joined < len(self.sent):
+            self.join()
+        gathers = []
+        for work, own, flat, _ in self.sent:
+            work.wait()
+            gathers.append(dist.all_gather_into_tensor(real(flat), real(own), group=self.inside, async_op=True))
+        for work, (_, _, flat, gradients) in zip(gathers, self.sent):
+            work.wait()
+            sizes = [gradient.numel() for gradient in gradients]
+            for gradient, part in zip(gradients, flat[: sum(sizes)].split(sizes)):
+                gradient.copy_(part.view_as(gradient))
+        self.joined = 0
+        self.begin()
+
+
 class Mirrored:
     """Sums the gradients of two copies of the model that run in opposite directions, over all ranks that hold a stage.
 
@@ -303,6 +350,53 @@ class Sharded(Sync):
         """Takes the values of the parameters again: a piece may be a copy."""
         for parameter, (piece, at, _) in self.pieces.items():
             piece.copy_(parameter.reshape(-1)[at : at + piece.numel()])
+
+
+class Served(Sharded):
+    """Parameter servers: each bucket has one of the replicas, which sums its gradients, steps its parameters, and sends them to all.
+
+    A bucket goes to the server that has the fewest bytes so far. Servers alone keep state of the optimizer, of what they serve.
+    """
+
+    def __init__(self, parameters, group, passes, tied):
+        self.servers, self.bytes = {}, [0] * dist.get_world_size(group)
+        super().__init__(parameters, (group, None), passes, tied, False)
+
+    def cut(self, parameters):
+        buckets = super().cut(parameters)
+        for bucket in buckets:
+            self.servers[bucket[0]] = server = self.bytes.index(min(self.bytes))
+            self.bytes[server] += sum(parameter.numel() * parameter.element_size() for parameter in bucket)
+        return buckets
+
+    def places(self, bucket):
+        at = 0
+        for parameter in bucket if self.servers[bucket[0]] == self.rank else ():
+            if parameter.numel():
+                yield parameter, 0, parameter.numel(), at
+            at += self.room(parameter)
+
+    def send(self):
+        bucket = self.buckets[len(self.sent)]
+        flat = self.packed(gradients_of(bucket), bucket)
+        for parameter in bucket:
+            parameter.grad = None
+        work = dist.reduce(real(flat), group_dst=self.servers[bucket[0]], group=self.group, async_op=True)
+        self.sent.append(work)
+        self.own.append((work, flat, flat, bucket, False))
+
+    @torch.no_grad()
+    def gather(self, read=lambda piece: piece.detach(), write=lambda parameter, value: parameter.copy_(value)):
+        messages = []
+        for bucket in self.buckets + self.tied:
+            flat = bucket[0].new_zeros(self.size * self.share(bucket))
+            for piece, _, place in (self.pieces[parameter] for parameter in bucket if parameter in self.pieces):
+                flat[place : place + piece.numel()] = read(piece)
+            messages.append((dist.broadcast(real(flat), group_src=self.servers[bucket[0]], group=self.group, async_op=True), flat, bucket))
+        for work, flat, bucket in messages:
+            work.wait()
+            for parameter, value in self.unpacked(flat, bucket):
+                write(parameter, value)
 
 
 def let_take(optimizer, pieces):

@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 
-import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 # After "PipeDream" (2019) and "Memory-Efficient Pipeline-Parallel DNN Training" (2021).
