@@ -1,11 +1,11 @@
 //! The model as one device of a group runs it, and a cluster whose devices are such groups.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Shards, starred};
 use cost_model::{PredictOptions, predict};
 use graph::{
-    DType, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
+    BlockId, DType, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
     layout::{Choice, Collective, Exchange, Inside, Layout, Look, Proof, Slice, check, sharded},
 };
 use schema::{Cluster, Cut, Device, Proved};
@@ -33,6 +33,8 @@ pub struct SharedModel {
     pub exchanges: BTreeMap<NodeId, Exchange>,
     /// What operators bring together while they run, by their node.
     pub inside: BTreeMap<NodeId, Inside>,
+    /// Values that are rows of a device's own experts, as many as are routed there.
+    pub routed: BTreeSet<ValueId>,
     /// What was proven of it.
     pub proof: Proof,
     /// Share of the FLOPs that devices share; the rest each of them does.
@@ -175,6 +177,7 @@ pub fn shared_by(
         cuts: made.cuts,
         exchanges: made.exchanges,
         inside: made.inside,
+        routed: made.routed,
         proof,
         seconds: (chosen.seconds, chosen.bound),
     })
@@ -365,7 +368,23 @@ impl SharedModel {
             let Some(value) = graph.operator(one.operator).outputs.first() else { continue };
             sent.entry(*value).or_default().push(one.counted());
         }
-        Shards { degree: self.degree as u32, cuts: self.cuts.iter().map(cut).collect(), sent }
+        let stays = self.routed.clone();
+        Shards { degree: self.degree as u32, cuts: self.cuts.iter().map(cut).collect(), sent, stays }
+    }
+
+    /// Returns the calls inside which rows of experts lie: stages hand on what has the same size each time, so none begins there.
+    pub fn kept_whole(&self, graph: &ModelGraph) -> BTreeSet<BlockId> {
+        let holder = |operator: OperatorId| graph.operator(operator).block;
+        let around = |block: BlockId| std::iter::successors(Some(block), |own| graph.block(*own).parent);
+        let mut found = BTreeSet::new();
+        for operator in &graph.operators {
+            for value in operator.inputs.iter().filter(|value| self.routed.contains(value)) {
+                let Some(maker) = graph.value(*value).producer else { continue };
+                let outer: BTreeSet<BlockId> = around(holder(maker)).collect();
+                found.extend(around(holder(operator.id)).find(|block| outer.contains(block)));
+            }
+        }
+        found
     }
 
     /// Returns the inputs that lie in bands, or a star where only what is made of them does.
