@@ -162,6 +162,50 @@ fn sequences_in_parts_train_as_whole_ones() {
     assert!(!is_planned && said.contains("one of 5 parts"), "{said}");
 }
 
+/// Two layers of two halves each, as Megatron-LM has them: with whole values between halves each has a sum there and one back, with parts
+/// of them a reduce-scatter and an all-gather, and a plan says which.
+#[test]
+fn sequences_between_layers_are_whole_or_in_parts_as_asked() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let model = root().join("fixtures/traces/bert_tiny.pt");
+    let model = model.to_str().unwrap();
+    let shared = ["--devices", "2xh100", "--tensor-parallel", "2", "--stages", "1"];
+    let stage = |held: &str| {
+        let folder = path(held);
+        let asked = [&["split", model, "--sequence-parallel", held, "-o", &folder][..], &shared].concat();
+        let (is_split, said) = command(&asked);
+        assert!(is_split, "{said}");
+        let read = |name: &str| fs::read_to_string(Path::new(&folder).join(name)).unwrap();
+        assert!(read("plan.yaml").contains(&format!("\nsequence_parallel: {held}\n")));
+        if held == "on" {
+            let (is_same, said) = command(&["verify", &folder, "--float64", "--steps", "1"]);
+            assert!(is_same && said.contains("the sources are those of the plan"), "{said}");
+        }
+        let has_flag = read("exports/megatron.txt").contains(" --sequence-parallel");
+        assert_eq!(has_flag, held == "on");
+        read("stages/stage_0.py")
+    };
+    let count = |source: &str, name: &str| source.matches(&format!("self.shard.{name}(")).count();
+    let (whole, parts) = (stage("off"), stage("on"));
+    for name in ["reduce_scatter", "gather_split", "exchange", "scatter"] {
+        assert_eq!(count(&whole, name), 0, "{name}: {whole}");
+    }
+    // Two a layer there and two back, and the pooler's.
+    assert_eq!((count(&whole, "reduce"), count(&whole, "copy")), (5, 5), "{whole}");
+    assert_eq!((count(&parts, "reduce_scatter"), count(&parts, "gather_split")), (4, 5), "{parts}");
+    // Whole are weights of norms, whose gradients are summed.
+    assert_eq!(count(&parts, "copy"), parts.matches("self.shard.copy(self.").count(), "{parts}");
+    for (more, expected) in [
+        (&["--tensor-parallel", "none"][..], "no layers are to be shared"),
+        (&["--tensor-parallel", "none", "--context-parallel", "2"], "no layers are to be shared"),
+    ] {
+        let asked = ["plan", model, "--devices", "2xh100", "--sequence-parallel", "on"];
+        let (is_planned, said) = command(&[&asked[..], more].concat());
+        assert!(!is_planned && said.contains(expected), "{said}");
+    }
+}
+
 /// A mixture as transformers routes it: each position goes to two of four experts, whose matrices lie in one tensor.
 const MIXTURE: &str = r#"
 import torch

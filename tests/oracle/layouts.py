@@ -79,6 +79,7 @@ case((12, 24, 12), (12, 24, 12), ints=(1,))(lambda a, i: a.gather(1, i))
 case((12, 24, 12), (6,), ints=(1,))(lambda a, i: a.index_select(1, i))
 case((12, 24, 12), (6, 12), ints=(1,))(lambda a, i: a[i])
 case((12, 24, 12), (6,), ints=(1,))(lambda a, i: a[:, i])
+case((12, 24, 12))(lambda a: F.dropout(a, 0.5, False))
 NUMBER = nn.Parameter(torch.tensor(1.5))
 case((12, 24, 12))(lambda a: (a * NUMBER + NUMBER) / NUMBER)
 

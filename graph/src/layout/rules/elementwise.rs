@@ -79,6 +79,9 @@ pub fn dropout(subject: &Subject<'_>) -> Option<Vec<Axis>> {
                 axis.special = Some(Special::Dropout(Slice { dim, blocks }));
             }
         }
+    } else if subject.leaves.len() == 1 {
+        // It does nothing, so that sums wait behind it.
+        all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms());
     }
     Some(all)
 }
