@@ -305,6 +305,13 @@ def in_float64():
     def floats(tree):
         return [one for one in tree_leaves(tree) if isinstance(one, torch.Tensor) and one.is_floating_point()]
 
+    def grouped(rows, matrices, ends):
+        """Multiplies runs of rows with a matrix each; of two matrices, runs of what is summed over."""
+        runs = list(zip([0, *ends.tolist()], ends.tolist()))
+        if matrices.dim() == 3:
+            return torch.cat([rows[first:last] @ matrix for (first, last), matrix in zip(runs, matrices)])
+        return torch.stack([rows[:, first:last] @ matrices[first:last] for first, last in runs])
+
     class Wide(TorchDispatchMode):
         narrowed = None
 
@@ -312,7 +319,9 @@ def in_float64():
             named = dict(named or {})
             if isinstance(named.get("dtype"), torch.dtype) and named["dtype"].is_floating_point:
                 named["dtype"] = torch.float64
-            made = operator(*arguments, **named)
+            # Torch has kernels of float32 and narrower alone.
+            is_grouped = operator is torch.ops.aten._grouped_mm.default and arguments[0].dtype == torch.float64
+            made = (grouped if is_grouped else operator)(*arguments, **named)
             if self.narrowed is None and any(one.dtype == torch.float64 and one.dim() for one in floats(arguments)):
                 if any(one.dtype != torch.float64 for one in floats(made)):
                     self.narrowed = str(operator)

@@ -272,7 +272,7 @@ impl Workspace {
     /// Returns what one device does under a plan by which devices share layers, with the micro-batches of this model.
     pub fn shared_by(&self, plan: &Plan, models: &CostModels) -> Result<Option<Self>, Failure> {
         let LayerSharing::ByCuts(degree) = plan.sharing() else { return Ok(None) };
-        self.shared((&plan.cluster, models), degree, Way::Cuts(&plan.cuts)).map(Some)
+        self.shared((&plan.cluster, models), degree, Way::Cuts(&plan.cuts, plan.sequence_parallel)).map(Some)
     }
 
     /// Returns what the trace says.

@@ -162,6 +162,128 @@ fn sequences_in_parts_train_as_whole_ones() {
     assert!(!is_planned && said.contains("one of 5 parts"), "{said}");
 }
 
+/// Two layers of two halves each, as Megatron-LM has them: with whole values between halves each has a sum there and one back, with parts
+/// of them a reduce-scatter and an all-gather, and a plan says which.
+#[test]
+fn sequences_between_layers_are_whole_or_in_parts_as_asked() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let model = root().join("fixtures/traces/bert_tiny.pt");
+    let model = model.to_str().unwrap();
+    let shared = ["--devices", "2xh100", "--tensor-parallel", "2", "--stages", "1"];
+    let stage = |held: &str| {
+        let folder = path(held);
+        let asked = [&["split", model, "--sequence-parallel", held, "-o", &folder][..], &shared].concat();
+        let (is_split, said) = command(&asked);
+        assert!(is_split, "{said}");
+        let read = |name: &str| fs::read_to_string(Path::new(&folder).join(name)).unwrap();
+        assert!(read("plan.yaml").contains(&format!("\nsequence_parallel: {held}\n")));
+        if held == "on" {
+            let (is_same, said) = command(&["verify", &folder, "--float64", "--steps", "1"]);
+            assert!(is_same && said.contains("the sources are those of the plan"), "{said}");
+        }
+        let has_flag = read("exports/megatron.txt").contains(" --sequence-parallel");
+        assert_eq!(has_flag, held == "on");
+        read("stages/stage_0.py")
+    };
+    let count = |source: &str, name: &str| source.matches(&format!("self.shard.{name}(")).count();
+    let (whole, parts) = (stage("off"), stage("on"));
+    for name in ["reduce_scatter", "gather_split", "exchange", "scatter"] {
+        assert_eq!(count(&whole, name), 0, "{name}: {whole}");
+    }
+    // Two a layer there and two back, and the pooler's.
+    assert_eq!((count(&whole, "reduce"), count(&whole, "copy")), (5, 5), "{whole}");
+    assert_eq!((count(&parts, "reduce_scatter"), count(&parts, "gather_split")), (4, 5), "{parts}");
+    // Whole are weights of norms, whose gradients are summed.
+    assert_eq!(count(&parts, "copy"), parts.matches("self.shard.copy(self.").count(), "{parts}");
+    for (more, expected) in [
+        (&["--tensor-parallel", "none"][..], "no layers are to be shared"),
+        (&["--tensor-parallel", "none", "--context-parallel", "2"], "no layers are to be shared"),
+    ] {
+        let asked = ["plan", model, "--devices", "2xh100", "--sequence-parallel", "on"];
+        let (is_planned, said) = command(&[&asked[..], more].concat());
+        assert!(!is_planned && said.contains(expected), "{said}");
+    }
+}
+
+/// A mixture as transformers routes it: each position goes to two of four experts, whose matrices lie in one tensor.
+const MIXTURE: &str = r#"
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(16, 4)
+        self.up, self.down = nn.Parameter(torch.randn(4, 16, 192) / 4), nn.Parameter(torch.randn(4, 96, 16) / 9)
+        self.bias, self.scale = nn.Parameter(torch.randn(4, 192)), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        rows = x.reshape(-1, 16)
+        shares, chosen = torch.topk(F.softmax(self.router(rows), -1), 2)
+        expert, order = torch.sort(chosen.reshape(-1))
+        ends = torch.cumsum(torch.histc(expert.float(), 4, 0, 3), 0, dtype=torch.int32)
+        gate, up = (F.grouped_mm(rows[order // 2], self.up, offs=ends) + self.bias[expert]).chunk(2, -1)
+        found = F.grouped_mm(F.silu(gate) * up * self.scale, self.down, offs=ends) * shares.reshape(-1)[order].unsqueeze(-1)
+        return x + found[torch.argsort(order)].view(-1, 2, 16).sum(1).view(x.shape)
+
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.layers, self.head = nn.Embedding(50, 16), nn.Sequential(Experts(), Experts()), nn.Linear(16, 50)
+
+    def forward(self, ids):
+        return self.head(self.layers(self.words(ids)))
+"#;
+
+/// Experts lie on two devices each, and so do their rows, however many are routed there.
+#[test]
+fn experts_on_different_devices_give_what_one_gives() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let (folder, model, source) = (path("out"), path("mixture.pt"), path("mixture.py"));
+    let (folder, model) = (folder.as_str(), model.as_str());
+    fs::write(&source, MIXTURE).unwrap();
+    let python = root().join(".venv/bin/python");
+    let trace = ["trace", &format!("{source}:Mixture"), "--input", "2x6:int64", "--seed", "1", "-o", model];
+    let (is_traced, said) = command(&[&trace[..], &["--python", python.to_str().unwrap()]].concat());
+    assert!(is_traced, "{said}");
+    // Devices on which arithmetic is all that counts.
+    let cluster = path("cluster.yaml");
+    let text = "kind: cluster\nversion: 1\ntypes:\n  slow: {memory: 60000000000, memory_bandwidth: 1.0e+12, peak: {float32: 1.0e+9}}\n\
+        devices:\n- {type: slow, count: 4}\nlevels:\n- {name: link, bandwidth: 1.0e+12, latency: 1.0e-6}\n";
+    fs::write(&cluster, text).unwrap();
+    let asked = ["--cluster", &cluster, "--tensor-parallel", "2", "--stages", "2", "-o", folder];
+    let (is_split, said) = command(&[&["split", model][..], &asked].concat());
+    assert!(is_split && said.contains("each layer on 2 devices"), "{said}");
+    let read = |name: &str| fs::read_to_string(Path::new(folder).join(name)).unwrap();
+    let plan = read("plan.yaml");
+    for name in ["up", "down"] {
+        assert!(plan.contains(&format!("\n  layers.*.{name}:\n    dim: 0\n")), "{plan}");
+    }
+    let stage = read("stages/stage_0.py");
+    assert!(stage.contains("self.shard.to_experts(") && stage.contains("self.shard.grouped_mm("), "{stage}");
+    let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2"]);
+    assert!(is_same && said.contains("all 2 ranks hold are the same to the last bit"), "{said}");
+    assert!(said.contains("forward, point-to-point") && !said.contains("PLANNED"), "{said}");
+    // Gradients of rows that another device's experts have do not come back.
+    let place_of_fault = Path::new(folder).join("stages/shards.py");
+    let shards = fs::read_to_string(&place_of_fault).unwrap();
+    let right = "lambda g: self.moved(g, 0, bands, [(0, rows)] * self.size)";
+    let wrong = "lambda g: torch.cat([g, g.new_zeros(rows - g.size(0), *g.size()[1:])])";
+    assert_eq!(shards.matches(right).count(), 1);
+    fs::write(&place_of_fault, shards.replace(right, wrong)).unwrap();
+    let (is_same, said) = command(&["verify", folder, "--steps", "1", "--allow-changes"]);
+    assert!(!is_same && said.contains("gradient of") && said.contains("PLANNED"), "{said}");
+    // No stage begins where only the stage before it knows how many rows there are.
+    let (is_planned, said) =
+        command(&[&["plan", model][..], &asked[..4], &["--cut-at", "layers.0/chunk"]].concat());
+    assert!(!is_planned && said.contains("layers.0"), "{said}");
+}
+
 /// `tests/oracle/mutants.py` says which faults; most of them leave outputs as they are.
 #[test]
 fn verify_finds_each_fault_of_shared_layers() {

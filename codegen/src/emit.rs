@@ -9,7 +9,7 @@ use crate::{
     error::CutError,
     manifest::{About, Facts, manifest},
     names::Names,
-    pipeline::Pipeline,
+    pipeline::{Carried, Pipeline, Port},
     python, torchscript,
 };
 
@@ -47,6 +47,15 @@ pub fn stages(
     check_operators(program, &spaces).map_err(|mut faults| faults.swap_remove(0))?;
     if about.shards.is_some() && targets.torchscript {
         return Err(CutError::ShardedArchive);
+    }
+    let stays = |port: &&Port| {
+        let value = |id| about.shards.as_ref().is_some_and(|shards| shards.stays.contains(&id));
+        matches!(port.carried, Carried::Value(id) if value(id))
+    };
+    for (stage, own) in pipeline.stages.iter().enumerate() {
+        if let Some(port) = own.outputs.iter().find(stays) {
+            return Err(CutError::Routed { value: port.name.clone(), stage });
+        }
     }
     let mut files = Vec::new();
     for index in 0..pipeline.stages.len() {

@@ -96,6 +96,16 @@ pub enum CutError {
     /// Archives cannot exchange what shards of an operator make.
     #[error("stages that are cut inside their operators are written in Python only")]
     ShardedArchive,
+    /// Rows of experts that another stage would have to know the number of.
+    #[error(
+        "stage {stage} would hand on `{value}`, rows that are routed to experts: how many they are, the next stage cannot know"
+    )]
+    Routed {
+        /// Its name.
+        value: String,
+        /// The stage that makes it.
+        stage: usize,
+    },
     /// The model has a part under the name that stages keep their exchanges under.
     #[error(
         "the model has a part named `shard`, so it cannot be cut inside its operators: rename it and trace again"

@@ -1,6 +1,6 @@
 //! The manifest that joins the stages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use schema::{
     Boundary, Exchanged, Files, Input, MANIFEST_VERSION, Manifest, ModelReference, OutputTree, RecomputeUnit,
@@ -81,6 +81,8 @@ pub struct Shards {
     pub cuts: Cuts,
     /// What they send each other, by the first result of the operator that does it.
     pub sent: BTreeMap<ValueId, Vec<Exchanged>>,
+    /// Values that no stage hands on: rows of experts, which are more or fewer each time.
+    pub stays: BTreeSet<ValueId>,
 }
 
 /// By name in the model: the dimension that is cut, and of how many equal blocks it is, each of which is cut.

@@ -98,6 +98,7 @@ fn layout(of: Layout) -> Value {
         Layout::Whole => json!("whole"),
         Layout::Sum => json!("sum"),
         Layout::Even(at) => slice(at),
+        Layout::Routed(at) => json!({"experts": at.experts}),
         Layout::Bands(at) => json!({"bands": [at.dim, at.size]}),
     }
 }
@@ -126,6 +127,7 @@ fn special(special: Special) -> Value {
     match special {
         Special::Dropout(at) => json!({"dropout": slice(at)}),
         Special::Rows => json!("rows"),
+        Special::Experts => json!("experts"),
         Special::DropoutOfBands(_) | Special::Norm { .. } => json!(format!("{special:?}")),
         Special::CrossEntropy | Special::CausalAttention => json!({"ranks": "shard_operators.py"}),
     }

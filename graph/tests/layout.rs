@@ -4,8 +4,8 @@
 use graph::{
     BuildOptions, ModelGraph, OperatorId, build,
     layout::{
-        Bands, Choice, Layout, Look, Moved, Need, Rows, Sharded, Slice, Take, Window, check, exchanges,
-        sharded,
+        Bands, Choice, Collective, Exchange, Layout, Look, Moved, Need, Routed, Rows, Sharded, Slice, Take,
+        Window, check, exchanges, sharded,
     },
 };
 use tracer::{Constant, Operand, Program};
@@ -133,6 +133,39 @@ fn each_exchange_makes_what_is_needed_of_what_is_there() {
     }
 }
 
+/// Rows that are routed to experts become a term of a sum, too; each row is sent to all other devices, whoever has it.
+#[test]
+fn rows_of_experts_go_where_they_are_needed() {
+    let routed = Routed { offsets: tracer::ValueId(7), experts: 4 };
+    let (from, to) = (Layout::Routed(routed), Need::In(Layout::Routed(routed)));
+    assert_eq!(exchanges(from, Need::In(Layout::Sum), true), Some(vec![Exchange::ExpertsTerm(routed)]));
+    assert_eq!(exchanges(from, Need::Partial, true), Some(vec![Exchange::FromExpertsSplit(routed)]));
+    assert_eq!(exchanges(from, to, true), Some(Vec::new()));
+    assert_eq!(exchanges(Layout::Whole, to, true), Some(vec![Exchange::ToExperts(routed)]));
+    let sent = |exchange: Exchange| exchange.forward(4).or(exchange.backward(4));
+    let moved = Collective::Neighbours(Moved { total: 12, most: 3, messages: 3 }, 4);
+    assert_eq!(sent(Exchange::ToExperts(routed)), Some(moved));
+    assert_eq!(sent(Exchange::ExpertsTerm(routed)), None);
+    let other = Layout::Routed(Routed { experts: 8, ..routed });
+    assert_eq!(exchanges(other, to, true).map(|steps| steps.len()), Some(2));
+}
+
+/// Each part that is computed with one trained number has a term of that number's gradient.
+#[test]
+fn a_trained_number_is_used_in_parts() {
+    let text = "graph(%self : __torch__.Net, %x : Float(4, 8, strides=[8, 1], requires_grad=0, device=cpu)):
+  %none : NoneType = prim::Constant()
+  %w : Float(5, strides=[1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"w\"](%self)
+  %scale : Float(requires_grad=1, device=cpu) = aten::sum(%w, %none)
+  %y : Float(4, 8, strides=[8, 1], requires_grad=1, device=cpu) = aten::mul(%x, %scale)
+  return (%y)
+";
+    let (_, graph) = read(text);
+    let look = Look::new(&graph, 2);
+    let cut = look.strategies(OperatorId(1)).into_iter().find(|one| one.gives == CUT(1)).unwrap();
+    assert_eq!(cut.needs, [Need::In(CUT(1)), Need::Partial]);
+}
+
 /// Of VGG-19 on 224 x 224 in two bands each convolution takes a row of the other's, and the last pool, of 14 rows to 7, one more.
 #[test]
 fn halos_are_counted_exactly() {
@@ -229,7 +262,7 @@ fn without(made: &mut Sharded, name: &str) {
 }
 
 /// Makes an operator of ours another.
-fn instead(made: &mut Sharded, from: graph::layout::Exchange, to: graph::layout::Exchange, name: &str) {
+fn instead(made: &mut Sharded, from: Exchange, to: Exchange, name: &str) {
     let (id, exchange) = made.exchanges.iter_mut().find(|(_, one)| **one == from).unwrap();
     *exchange = to;
     made.program.nodes[id.index()].operator = format!("shard::{name}");

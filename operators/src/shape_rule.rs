@@ -291,6 +291,7 @@ pub enum ShapeRule {
     Shared,
     /// Rows that a device has of an image in bands.
     SharedRows,
+    SharedExperts,
     /// A number that counts what one device has, or all.
     SharedNumber,
 }

@@ -37,6 +37,8 @@ pub enum Split {
     Matmul,
     /// The same with a summand.
     AddedProduct,
+    /// Experts, whose rows are their own; output features, and input features, over which terms are summed.
+    GroupedProduct,
     /// Batches, heads, and positions of the query.
     Attention,
     /// Indices, columns of the table, and its rows, with zeros for rows of other devices.
@@ -79,6 +81,8 @@ pub enum Split {
     Repeat,
     /// Any dimension: an element's repeats stand beside it.
     Interleave,
+    /// Positions, and dimensions that they do not stand for.
+    Index,
     /// Any dimension that is not padded.
     Pad,
     /// Samples.

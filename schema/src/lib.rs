@@ -93,7 +93,7 @@ pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
     Band, Constraints, Cut, DeviceMemory, Inference, InferenceObjective, LayerSharing, MicroBatchSize,
     ModelReference, PLAN_VERSION, PinTo, PinnedCalls, Plan, PlanStage, PlanTie, Predicted, RecomputePolicy,
-    RecomputeUnit, RecomputedCalls, StageCost, TimesFrom, Transfer,
+    RecomputeUnit, RecomputedCalls, SequenceParallel, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
     InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorSplit, PlanAnswer, Proved, RunnerUp,

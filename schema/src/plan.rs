@@ -51,6 +51,9 @@ pub struct Plan {
     /// images lie in bands, the inputs that do, or a star for others.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub cuts: IndexMap<String, Cut>,
+    /// Whether values between shared layers are in parts of the sequences; absent where that is chosen with the cuts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence_parallel: Option<SequenceParallel>,
     /// Set where the plan is for the forward pass alone: nothing is trained, and stages hold no gradients and no optimizer's state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inference: Option<Inference>,
@@ -283,6 +286,16 @@ pub struct Cut {
     /// An input whose rows lie in bands, one for each device, and with it all images that are made of it; parameters are whole.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bands: bool,
+}
+
+/// What devices that share layers hold of the values between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SequenceParallel {
+    /// A part of the samples or positions each: products end in a reduce-scatter, and begin with an all-gather.
+    On,
+    /// All of them: products end in an all-reduce.
+    Off,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it

@@ -37,6 +37,7 @@ const AUTO: &str = "auto";
 #[command(mut_arg("strategy", |strategy| strategy.hide(true)))]
 #[command(mut_arg("sharding", |sharding| sharding.hide(true)))]
 #[command(mut_arg("tensor_parallel", |degree| degree.hide(true)))]
+#[command(mut_arg("sequence_parallel", |held| held.hide(true)))]
 #[command(mut_arg("spatial", |degree| degree.hide(true)))]
 #[command(mut_arg("context_parallel", |degree| degree.hide(true)))]
 #[command(after_help = "Examples:
@@ -104,6 +105,7 @@ impl Compare {
             ("--strategy", asking.strategy != AUTO),
             ("--sharding", asking.sharding.is_some()),
             ("--tensor-parallel", asking.tensor_parallel.is_some()),
+            ("--sequence-parallel", asking.sequence_parallel.is_some()),
             ("--spatial", asking.spatial.is_some()),
             ("--context-parallel", asking.context_parallel.is_some()),
         ];

@@ -10,6 +10,7 @@ use graph::{
     layout::{Choice, Collective, Exchange, Layout, Look, Need, Source, Strategy, Writes, exchanges},
 };
 use partitioner::inside::{Choices, Cost, Matrix, eliminate};
+use schema::SequenceParallel;
 
 /// What joins the devices of a group, and what they are.
 pub struct Group<'a> {
@@ -24,6 +25,8 @@ pub struct Group<'a> {
     /// What is added for an operator that each device does whole: who asks for layers to be shared wants their arithmetic shared,
     /// also where the host's calls take longer.
     pub whole: &'a dyn Fn(OperatorId) -> f64,
+    /// What devices are to hold of values between products, and what each exchange costs more that is of the other kind.
+    pub sequences: Option<(SequenceParallel, f64)>,
     /// Weights are whole, and no product takes a part of one: devices have samples or positions each.
     pub keeps_weights: bool,
 }
@@ -72,6 +75,7 @@ struct Table<'a> {
     group: &'a Group<'a>,
     ways: Vec<Vec<Strategy>>,
     leaves: Vec<Vec<graph::layout::Leaf>>,
+    stored: HashSet<Source>,
     choices: Choices,
     tensor_node: HashMap<TensorId, usize>,
     /// Layouts by pick, of nodes that are stored tensors.
@@ -91,13 +95,15 @@ impl<'a> Table<'a> {
         let graph = look.graph;
         let ids = || (0..graph.operators.len() as u32).map(OperatorId);
         let ways = ids().map(|id| look.strategies(id)).collect();
-        let leaves = ids().map(|id| look.leaves(id)).collect();
+        let leaves: Vec<_> = ids().map(|id| look.leaves(id)).collect();
+        let stored = stored(graph, &leaves);
         Self {
             look,
             graph,
             group,
             ways,
             leaves,
+            stored,
             choices: Choices::default(),
             tensor_node: HashMap::new(),
             layouts: HashMap::new(),
@@ -135,16 +141,27 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Returns the weights that stay whole: stored tensors, and what is made of nothing else, as casts of them are.
+    /// Returns the weights that stay whole.
     fn weights(&self) -> Option<HashSet<Source>> {
-        let stored = (0..self.graph.tensors.len() as u32).map(|id| Source::Tensor(TensorId(id)));
-        let mut found: HashSet<Source> = stored.filter(|_| self.group.keeps_weights).collect();
-        for (operator, leaves) in self.graph.operators.iter().zip(&self.leaves) {
-            if !leaves.is_empty() && leaves.iter().all(|leaf| found.contains(&leaf.source)) {
-                found.extend(operator.outputs.iter().map(|value| Source::Value(*value)));
+        self.group.keeps_weights.then(|| stored(self.graph, &self.leaves))
+    }
+
+    /// Returns what exchanges cost more that hold values in another way than is asked for.
+    fn otherwise(&self, steps: &[Exchange], source: Source, rank: usize, has_gradient: bool) -> f64 {
+        let Some((held, cost)) = self.group.sequences.filter(|_| has_gradient) else { return 0.0 };
+        let is_other = |step: &&Exchange| match (held, step) {
+            // Norms of parts have whole weights, products do not.
+            (SequenceParallel::On, Exchange::Copy) => rank > 1 || !self.stored.contains(&source),
+            (SequenceParallel::On, Exchange::Reduce) => !self.stored.contains(&source),
+            (SequenceParallel::On, Exchange::Scatter(slice)) => {
+                slice.dim + 1 == rank && !self.stored.contains(&source)
             }
-        }
-        self.group.keeps_weights.then_some(found)
+            (SequenceParallel::Off, Exchange::Scatter(slice)) => slice.dim + 1 < rank,
+            (SequenceParallel::Off, Exchange::ReduceScatter(_) | Exchange::GatherSplit(_)) => true,
+            (SequenceParallel::Off, Exchange::Exchange { .. }) => true,
+            _ => false,
+        };
+        cost * steps.iter().filter(is_other).count() as f64
     }
 
     /// Adds a node for all names of each stored tensor.
@@ -252,7 +269,11 @@ impl<'a> Table<'a> {
             }
             let node = self.choices.nodes.len();
             let cost = |(_, steps): &(Layout, Option<Vec<Exchange>>)| Cost {
-                seconds: steps.as_deref().map_or(0.0, |steps| self.seconds(steps, bytes, has_gradient)),
+                seconds: steps.as_deref().map_or(0.0, |steps| {
+                    let rank = self.look.sizes(id).map_or(0, |sizes| sizes.len());
+                    self.seconds(steps, bytes, has_gradient)
+                        + self.otherwise(steps, Source::Value(id), rank, has_gradient)
+                }),
                 ..Cost::default()
             };
             self.choices.nodes.push(states.iter().map(cost).collect());
@@ -306,13 +327,17 @@ impl<'a> Table<'a> {
 
     /// Returns what each strategy of a taker costs in exchanges of one operand, of which some are made already.
     fn costs(&self, from: Layout, one: &Use, bytes: u64, made: Option<&[Exchange]>) -> Vec<f64> {
-        let has_gradient = self.leaves[one.operator][one.leaf].has_gradient;
+        let leaf = &self.leaves[one.operator][one.leaf];
+        let has_gradient = leaf.has_gradient;
         let cost = |way: &Strategy| match exchanges(from, way.needs[one.leaf], has_gradient) {
             None => f64::INFINITY,
             Some(steps) if steps.is_empty() => 0.0,
             Some(_) if one.is_fixed => f64::INFINITY,
             Some(steps) if Some(steps.as_slice()) == made => 0.0,
-            Some(steps) => self.seconds(&steps, bytes, has_gradient),
+            Some(steps) => {
+                self.seconds(&steps, bytes, has_gradient)
+                    + self.otherwise(&steps, leaf.source, leaf.sizes.len(), has_gradient)
+            }
         };
         self.ways[one.operator].iter().map(cost).collect()
     }
@@ -350,6 +375,18 @@ impl<'a> Table<'a> {
 }
 
 /// Tells whether operators of a class work with weights that devices would share otherwise.
+/// Returns stored tensors, and what is made of nothing else, as casts of them are.
+fn stored(graph: &ModelGraph, leaves: &[Vec<graph::layout::Leaf>]) -> HashSet<Source> {
+    let mut found: HashSet<Source> =
+        (0..graph.tensors.len() as u32).map(|id| Source::Tensor(TensorId(id))).collect();
+    for (operator, leaves) in graph.operators.iter().zip(leaves) {
+        if !leaves.is_empty() && leaves.iter().all(|leaf| found.contains(&leaf.source)) {
+            found.extend(operator.outputs.iter().map(|value| Source::Value(*value)));
+        }
+    }
+    found
+}
+
 fn takes_weights(class: OperatorClass) -> bool {
     matches!(
         class,

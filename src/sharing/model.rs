@@ -1,14 +1,14 @@
 //! The model as one device of a group runs it, and a cluster whose devices are such groups.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Shards, starred};
 use cost_model::{PredictOptions, predict};
 use graph::{
-    DType, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
+    BlockId, DType, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
     layout::{Choice, Collective, Exchange, Inside, Layout, Look, Proof, Slice, check, sharded},
 };
-use schema::{Cluster, Cut, Device, Proved};
+use schema::{Cluster, Cut, Device, Proved, SequenceParallel};
 use simulator::{
     Link,
     collective::{self, Algorithm},
@@ -33,6 +33,8 @@ pub struct SharedModel {
     pub exchanges: BTreeMap<NodeId, Exchange>,
     /// What operators bring together while they run, by their node.
     pub inside: BTreeMap<NodeId, Inside>,
+    /// Values that are rows of a device's own experts, as many as are routed there.
+    pub routed: BTreeSet<ValueId>,
     /// What was proven of it.
     pub proof: Proof,
     /// Share of the FLOPs that devices share; the rest each of them does.
@@ -53,13 +55,13 @@ const INSISTENCE: f64 = 10.0;
 #[derive(Clone, Copy, PartialEq)]
 pub enum Way<'a> {
     /// Layers: weights and values are cut as serves best.
-    Layers,
+    Layers(Option<SequenceParallel>),
     /// Images, which lie in bands of rows or of columns, as serves best.
     Bands,
     /// Samples, or positions of their sequences, as serves best; weights are whole.
     Positions,
     /// What a plan says.
-    Cuts(&'a indexmap::IndexMap<String, Cut>),
+    Cuts(&'a indexmap::IndexMap<String, Cut>, Option<SequenceParallel>),
 }
 
 impl Way<'_> {
@@ -67,8 +69,8 @@ impl Way<'_> {
     fn keeps_weights(self) -> bool {
         match self {
             Way::Positions => true,
-            Way::Cuts(cuts) => cuts.is_empty(),
-            Way::Layers | Way::Bands => false,
+            Way::Cuts(cuts, _) => cuts.is_empty(),
+            Way::Layers(_) | Way::Bands => false,
         }
     }
 
@@ -77,7 +79,15 @@ impl Way<'_> {
         match self {
             Way::Bands => "--spatial",
             Way::Positions => "--context-parallel",
-            Way::Layers | Way::Cuts(_) => "--tensor-parallel",
+            Way::Layers(_) | Way::Cuts(..) => "--tensor-parallel",
+        }
+    }
+
+    /// Returns what devices are to hold of values between shared layers.
+    pub fn sequence_parallel(self) -> Option<SequenceParallel> {
+        match self {
+            Way::Layers(held) | Way::Cuts(_, held) => held,
+            Way::Bands | Way::Positions => None,
         }
     }
 }
@@ -131,9 +141,10 @@ pub fn shared_by(
             .max(figures.host_call.map_or(0.0, |call| call.0)),
         per_byte: TOUCHED / figures.memory_bandwidth.0,
         keeps_weights,
+        sequences: way.sequence_parallel().map(|held| (held, INSISTENCE * total_seconds)),
     };
     let given = match way {
-        Way::Cuts(cuts) if !keeps_weights && looks[0].images.is_none() => named(graph, cuts, degree)?,
+        Way::Cuts(cuts, _) if !keeps_weights && looks[0].images.is_none() => named(graph, cuts, degree)?,
         _ if keeps_weights => named(graph, &Default::default(), degree)?,
         _ => BTreeMap::new(),
     };
@@ -156,7 +167,10 @@ pub fn shared_by(
     if look.images.is_some() && !is_in_bands(look, &chosen.choice) {
         return Err(no_bands(look));
     }
-    if way == Way::Layers && look.images.is_none() && made.cuts.is_empty() {
+    if let Some(held) = way.sequence_parallel() {
+        held_as_asked(&made.exchanges, held, degree)?;
+    }
+    if matches!(way, Way::Layers(_)) && look.images.is_none() && made.cuts.is_empty() {
         // The plan will have no cuts, and is to mean the same when it is read.
         return shared_by(program, graph, costs, (cluster, models), degree, Way::Positions);
     }
@@ -175,6 +189,7 @@ pub fn shared_by(
         cuts: made.cuts,
         exchanges: made.exchanges,
         inside: made.inside,
+        routed: made.routed,
         proof,
         seconds: (chosen.seconds, chosen.bound),
     })
@@ -189,8 +204,8 @@ fn looks<'g>(
 ) -> Result<Vec<Look<'g>>, Failure> {
     let n = u64::from(degree);
     let along = match way {
-        Way::Cuts(cuts) => bands_in(cuts, program)?,
-        Way::Layers | Way::Positions => None,
+        Way::Cuts(cuts, _) => bands_in(cuts, program)?,
+        Way::Layers(_) | Way::Positions => None,
         Way::Bands => {
             let all = (0..3).map(|along| Look::in_bands(graph, n, along));
             let with_images = |look: &Look<'_>| look.images.as_ref().is_some_and(|images| images.size > 0);
@@ -207,6 +222,29 @@ fn looks<'g>(
         None if way.keeps_weights() => Look::of_positions(graph, n),
         None => Look::new(graph, n),
     }])
+}
+
+/// Refuses layouts that are not those that `--sequence-parallel` asks for.
+fn held_as_asked(
+    exchanges: &BTreeMap<NodeId, Exchange>,
+    held: SequenceParallel,
+    degree: u32,
+) -> Result<(), Failure> {
+    let in_parts = exchanges
+        .values()
+        .filter(|one| matches!(one, Exchange::ReduceScatter(_) | Exchange::GatherSplit(_)))
+        .count();
+    match held {
+        SequenceParallel::On if in_parts == 0 => Err(Failure::no(format!(
+            "--sequence-parallel on: nothing between this model's shared layers can lie in {degree} parts of its samples or positions"
+        ))
+        .with_hint("sizes that the number of devices divides; or --sequence-parallel off")),
+        SequenceParallel::Off if in_parts > 0 => Err(Failure::no(format!(
+            "--sequence-parallel off: {in_parts} exchanges of this model's layers have no other form than parts of samples or positions"
+        ))
+        .with_hint("leave it out, or --sequence-parallel on")),
+        _ => Ok(()),
+    }
 }
 
 fn is_in_bands(look: &Look<'_>, choice: &Choice) -> bool {
@@ -365,7 +403,23 @@ impl SharedModel {
             let Some(value) = graph.operator(one.operator).outputs.first() else { continue };
             sent.entry(*value).or_default().push(one.counted());
         }
-        Shards { degree: self.degree as u32, cuts: self.cuts.iter().map(cut).collect(), sent }
+        let stays = self.routed.clone();
+        Shards { degree: self.degree as u32, cuts: self.cuts.iter().map(cut).collect(), sent, stays }
+    }
+
+    /// Returns the calls inside which rows of experts lie: stages hand on what has the same size each time, so none begins there.
+    pub fn kept_whole(&self, graph: &ModelGraph) -> BTreeSet<BlockId> {
+        let holder = |operator: OperatorId| graph.operator(operator).block;
+        let around = |block: BlockId| std::iter::successors(Some(block), |own| graph.block(*own).parent);
+        let mut found = BTreeSet::new();
+        for operator in &graph.operators {
+            for value in operator.inputs.iter().filter(|value| self.routed.contains(value)) {
+                let Some(maker) = graph.value(*value).producer else { continue };
+                let outer: BTreeSet<BlockId> = around(holder(maker)).collect();
+                found.extend(around(holder(operator.id)).find(|block| outer.contains(block)));
+            }
+        }
+        found
     }
 
     /// Returns the inputs that lie in bands, or a star where only what is made of them does.

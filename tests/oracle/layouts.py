@@ -77,6 +77,23 @@ case((24, 12), (6, 12), ints=(1,))(lambda w, i: F.embedding(i, w))
 case((24, 12), (6, 12), ints=(1,))(lambda w, i: F.embedding(i, w, padding_idx=1))
 case((12, 24, 12), (12, 24, 12), ints=(1,))(lambda a, i: a.gather(1, i))
 case((12, 24, 12), (6,), ints=(1,))(lambda a, i: a.index_select(1, i))
+case((12, 24, 12), (6, 12), ints=(1,))(lambda a, i: a[i])
+case((12, 24, 12), (6,), ints=(1,))(lambda a, i: a[:, i])
+case((12, 24, 12))(lambda a: F.dropout(a, 0.5, False))
+NUMBER = nn.Parameter(torch.tensor(1.5))
+case((12, 24, 12))(lambda a: (a * NUMBER + NUMBER) / NUMBER)
+
+
+# As transformers routes: products of experts, what is computed row by row between them, and the rows back in their order.
+@case((24, 12), (6, 12, 24), (6, 12, 12), (24, 1), (24,), (6, 24), ints=(4,))
+def experts(a, up, down, shares, chosen, bias):
+    ids, order = torch.sort(chosen)
+    offs = torch.cumsum(torch.histc(ids.float(), 6, 0, 5), 0, dtype=torch.int32)
+    gate, up = (torch._grouped_mm(a, up, offs) + bias[ids]).chunk(2, -1)
+    found = torch._grouped_mm(F.rms_norm(F.silu(gate) * up, (12,)), down, offs) * shares
+    return found[torch.argsort(order)].view(12, 2, 12).sum(1)
+
+
 case(image, (36, 24, 3, 3), (36,))(lambda a, w, b: F.conv2d(a, w, b, padding=1))
 case(image, (24, 2, 3, 3))(lambda a, w: F.conv2d(a, w, groups=12, stride=2))
 case(image, (24, 1, 3, 3), (24,))(lambda a, w, b: F.conv2d(a, w, b, groups=24))
@@ -98,6 +115,10 @@ case((12, 24, 72))(lambda a: a.split([24, 24, 24], 2)[2])
 
 
 class All(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.number = NUMBER
+
     def forward(self, *tensors):
         results, at = [], 0
         for function, sizes, _ in CASES:
@@ -118,10 +139,27 @@ def traced(archive):
     zoo.SCRIPT.save(model, str(archive), zoo.SCRIPT.record(model, about={}, training=False, outputs=names))
 
 
+# Where rows of experts end, which are routed unevenly.
+ROUTED = [0.25, 0.25, 0.25, 0.75, 1.0, 1.0]
+
+
 def own(tensor, cut, rank, degree):
+    if isinstance(cut, dict):
+        ends, each = [0, *(int(share * tensor.size(0)) for share in ROUTED)], cut["experts"] // degree
+        return tensor[ends[rank * each] : ends[rank * each + each]]
     dim, blocks = cut
     parts = [block.chunk(degree, dim)[rank] for block in tensor.chunk(blocks, dim)]
     return torch.cat(parts, dim)
+
+
+def is_cut(layout):
+    return isinstance(layout, (list, dict))
+
+
+def grouped(rows, matrices, ends):
+    """Torch has these products of float32 and narrower alone."""
+    runs = zip([0, *ends.tolist()], ends.tolist())
+    return torch.cat([rows[first:last] @ matrix for (first, last), matrix in zip(runs, matrices)])
 
 
 def flat(value):
@@ -141,6 +179,9 @@ def called(about, values, tensors, special=None, shard=None):
     named = {a["name"]: value for a, value in zip(about["arguments"], given) if a["given"]}
     if special == "rows":
         return shard.embedding(named["weight"], named["indices"], named.get("padding_idx", -1))
+    if about["operator"] == "aten::_grouped_mm":
+        given = named["self"], named["mat2"], named["offs"]
+        return shard.grouped_mm(*given) if special == "experts" else grouped(*given)
     space, name = about["operator"].split("::")
     return getattr(getattr(torch.ops, space), name)(**named)
 
@@ -157,6 +198,8 @@ def differences(about, strategy, degree, Shard):
     names = [about["arguments"][leaf["argument"]]["name"] for leaf in about["leaves"]]
     # Statistics are given, and one of them is no square here.
     tensors = [tensor.abs() if name.startswith("running_") else tensor for name, tensor in zip(names, tensors)]
+    ends = [int(share * tensors[0].size(0)) for share in ROUTED]
+    tensors = [torch.tensor(ends, dtype=torch.int32) if name == "offs" else tensor for name, tensor in zip(names, tensors)]
     floats = [tensor.is_floating_point() and not name.startswith("running_") for name, tensor in zip(names, tensors)]
     whole = [t.clone().requires_grad_(f) for t, f in zip(tensors, floats)]
     results = flat(expected := called(about, values, whole))
@@ -171,12 +214,12 @@ def differences(about, strategy, degree, Shard):
             divided[at] //= degree
         else:
             divided[at][item] //= degree
-    terms = [[torch.randn_like(t) for _ in range(degree - 1)] if f else [] for t, f in zip(tensors, floats)]
+    terms = [[(torch.randn_like if f else torch.zeros_like)(t) for _ in range(degree - 1)] for t, f in zip(tensors, floats)]
     parts, found = [], []
     for rank in range(degree):
         local = []
         for tensor, need, made, is_float in zip(tensors, strategy["needs"], terms, floats):
-            if isinstance(need, list):
+            if is_cut(need):
                 tensor = own(tensor, need, rank, degree)
             elif need == "sum":
                 tensor = made[rank] if rank + 1 < degree else tensor - sum(made)
@@ -185,7 +228,7 @@ def differences(about, strategy, degree, Shard):
         shard.rank, shard.size = rank, degree
         got = called(about, divided, local, strategy["special"], shard)
         gives = strategy["gives"]
-        cut = [own(w, gives, rank, degree) if isinstance(gives, list) and w is not None else w for w in weights]
+        cut = [own(w, gives, rank, degree) if is_cut(gives) and w is not None else w for w in weights]
         backward(flat(got), cut)
         parts.append(local)
         found.append(got)
@@ -198,7 +241,7 @@ def differences(about, strategy, degree, Shard):
         if gives == "sum":
             yield from off(result, sum(each), "result")
         for rank, part in enumerate(each if gives != "sum" else []):
-            yield from off(own(result, gives, rank, degree) if isinstance(gives, list) else result, part, "result")
+            yield from off(own(result, gives, rank, degree) if is_cut(gives) else result, part, "result")
     for leaf, (tensor, need) in enumerate(zip(whole, strategy["needs"])):
         if tensor.grad is None or need == "any":
             continue
@@ -208,7 +251,7 @@ def differences(about, strategy, degree, Shard):
             yield from off(tensor.grad, sum(each), f"gradient {leaf}")
             continue
         for rank, part in enumerate(each):
-            expected = own(tensor.grad, need, rank, degree) if isinstance(need, list) else tensor.grad
+            expected = own(tensor.grad, need, rank, degree) if is_cut(need) else tensor.grad
             yield from off(expected, part, f"gradient {leaf}")
 
 
@@ -237,6 +280,7 @@ def main():
     spec = importlib.util.spec_from_file_location("shards", ROOT / "codegen/src/python/shards.py")
     shards = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(shards)
+    torch._grouped_mm = grouped
     tried, wrong, kinds = Counter(), 0, set()
     for degree in map(int, arguments.degrees.split(",")):
         said = subprocess.run([*build, archive, str(degree)], check=True, capture_output=True, text=True, cwd=ROOT).stdout

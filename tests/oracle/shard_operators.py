@@ -34,6 +34,9 @@ FAULTS = {
     "padding of another rank": ("padding_idx - first if first <= padding_idx < first + rows else None", "padding_idx % rows if padding_idx >= 0 else None"),
     "positions that look at those of later ranks": ("seen = count * (self.rank + 1)", "seen = count * self.size"),
     "positions of the first rank": (".tril(seen - count)", ".tril(0)"),
+    "rows of other experts": ("narrow(0, self.rank * each, each) - first", "narrow(0, 0, each)"),
+    "rows of experts without their gradients' sum": ("lambda g, bands: self.moved(g, 0, [(0, bands[-1][1])] * self.size, bands, adds=True)", "lambda g, bands: self.own_of(g, bands)"),
+    "rows that are routed evenly": ("ends = offsets[each - 1 :: each].tolist()", "ends = [int(offsets[-1]) * (r + 1) // self.size for r in range(self.size)]"),
     "a target of another rank": ("squeeze(dim).masked_fill(elsewhere, 0)", "squeeze(dim)"),
     "a gradient of another rank's target": ("(elsewhere.to(shares.dtype) - 1)", "(elsewhere.to(shares.dtype) * 0 - 1)"),
     "a largest score of the part": ("dist.all_reduce(largest, dist.ReduceOp.MAX, group=shard.group)", "pass"),
@@ -203,6 +206,56 @@ def attention(shard):
             same(f"gradient of the {name} of attention, {heads} heads over {keys}", shard.own(one, 2), shard.own(other, 2), TIGHT)
 
 
+def experts(shard):
+    """Rows of experts, routed evenly, unevenly, and to some alone: what ranks have of them, and products with the experts' matrices."""
+    n, rank = shard.size, shard.rank
+    count, rows, width, columns = 2 * n, 6 * n, 4, 8
+    for counts in ([3] * count, [rows - count + 1] + [1] * (count - 1), [0] * (count - 1) + [rows], [0] * (n - 1) + [rows] + [0] * n):
+        offsets = torch.tensor(counts).cumsum(0, dtype=torch.int32)
+        ends = [0, *offsets.tolist()]
+        first, last = ends[2 * rank], ends[2 * rank + 2]
+        whole = drawn(rows, width, seed=40)
+        terms = [drawn(rows, width, seed=50 + r) for r in range(n)]
+        total = sum(terms[1:], terms[0])
+        loose = TIGHT if n > 2 else 0.0
+        named = f"of {counts}"
+
+        x = whole.clone().requires_grad_()
+        y = shard.to_experts(x, offsets, count)
+        same(f"rows to experts {named}", y, whole[first:last])
+        same(f"gradient of rows to experts {named}", gradient_of(y, x, terms[0][first:last]), terms[0])
+
+        for name, given, expected in (("from_experts", whole, whole[first:last]), ("from_experts_split", terms[rank], total[first:last])):
+            x = whole[first:last].clone().requires_grad_()
+            y = getattr(shard, name)(x, offsets, count)
+            same(f"{name} {named}", y, whole)
+            same(f"gradient of {name} {named}", gradient_of(y, x, given), expected, loose)
+
+        x = whole[first:last].clone().requires_grad_()
+        y = shard.experts_term(x, offsets, count)
+        same(f"a term {named}", shard.reduce(y), whole)
+        same(f"gradient of a term {named}", gradient_of(y, x, whole), whole[first:last])
+
+        # Torch has products of float32 and narrower alone; `verify` has those of float64.
+        matrices = drawn(count, width, columns, seed=41, dtype=torch.float32)
+        a, b = whole.float().requires_grad_(), matrices.clone().requires_grad_()
+        expected = torch._grouped_mm(a, b, offsets)
+        x, y = whole.float().requires_grad_(), shard.own(matrices, 0).requires_grad_()
+        found = shard.from_experts(shard.grouped_mm(shard.to_experts(x, offsets, count), y, offsets), offsets, count)
+        same(f"products {named}", found, expected, 1e-5)
+        cotangent = drawn(rows, columns, seed=42, dtype=torch.float32)
+        expected, found = (torch.autograd.grad(out, of, cotangent) for out, of in ((expected, (a, b)), (found, (x, y))))
+        same(f"gradient of rows {named}", found[0], expected[0], 1e-5)
+        same(f"gradient of matrices {named}", found[1], shard.own(expected[1], 0), 1e-5)
+    if n > 1:
+        try:
+            shard.to_experts(whole[1:], offsets, count)
+        except ValueError as error:
+            assert f"{rows - 1} rows are to go to experts, who are told of {rows}" in str(error), error
+        else:
+            raise AssertionError("rows that nobody is told of were taken")
+
+
 def cross_entropy(shard):
     n = shard.size
     classes = n * 5
@@ -287,7 +340,7 @@ def alone(shard):
     same("joined", shard.joined(x.detach(), 0), x.detach())
 
 
-CASES = (moves, kinds, dropout, embedding, attention, cross_entropy, sizes, layers)
+CASES = (moves, kinds, dropout, embedding, attention, experts, cross_entropy, sizes, layers)
 
 
 def together(count, source, place):
@@ -313,7 +366,7 @@ def together(count, source, place):
 
 def by_itself():
     one = processes.module_of(SOURCE, "shards").Shard()
-    for case in (alone, dropout, embedding, layers):
+    for case in (alone, dropout, embedding, experts, layers):
         case(one)
 
 

@@ -29,6 +29,7 @@ pub(super) fn megatron(subject: &Subject<'_>) -> Export {
             .map(|(name, value)| match value {
                 Value::Number(number) => format!("--{} {number}", name.replace('_', "-")),
                 Value::Text(text) => format!("--{} \"{text}\"", name.replace('_', "-")),
+                Value::Set => format!("--{}", name.replace('_', "-")),
             })
             .collect();
         if let Some((micro_batches, samples)) = subject.terms.micro_batches {
@@ -52,6 +53,7 @@ pub(super) fn megatron_bridge(subject: &Subject<'_>) -> Export {
             .map(|(name, value)| match value {
                 Value::Number(number) => format!("    {name}={number},\n"),
                 Value::Text(text) => format!("    {name}=\"{text}\",\n"),
+                Value::Set => format!("    {name}=True,\n"),
             })
             .collect();
         if chunks > 1 {
@@ -120,6 +122,7 @@ struct Layout {
 enum Value {
     Number(usize),
     Text(String),
+    Set,
 }
 
 fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
@@ -160,6 +163,9 @@ fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
         if count > 1 {
             fields.push((name, Value::Number(count)));
         }
+    }
+    if terms.sequence_parallel == Some(schema::SequenceParallel::On) {
+        fields.push(("sequence_parallel", Value::Set));
     }
     Ok(Layout { fields, chunks, notes })
 }

@@ -12,7 +12,7 @@ mod ray;
 mod torchtitan;
 mod units;
 
-use schema::{Cut, ShardingLevel};
+use schema::{Cut, SequenceParallel, ShardingLevel};
 use tracer::Program;
 
 use crate::{
@@ -33,6 +33,8 @@ pub struct Terms<'p> {
     pub shards: usize,
     /// Where their parameters are cut, by names with a star for numbers of layers.
     pub cuts: Vec<(&'p str, Cut)>,
+    /// Whether values between shared layers are in parts of the sequences, where the plan says so.
+    pub sequence_parallel: Option<SequenceParallel>,
     /// What replicas share out.
     pub sharding: ShardingLevel,
     /// How many of them share out together; all where it is not said, or does not divide them.
@@ -288,6 +290,7 @@ mod tests {
             has_table: false,
             micro_batches: None,
             is_inference: false,
+            sequence_parallel: None,
         };
         assert_eq!(terms(ShardingLevel::Zero3, Some(4)).degrees(8), (2, 4));
         assert_eq!(terms(ShardingLevel::Zero3, Some(3)).degrees(8), (1, 8));

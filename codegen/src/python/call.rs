@@ -147,7 +147,11 @@ impl Writer<'_> {
                     *train = "self.training".to_string();
                 }
             }
-            "shard_embedding" | "shard_group_norm" | "shard_cross_entropy" | "shard_attention" => {}
+            "shard_embedding"
+            | "shard_group_norm"
+            | "shard_cross_entropy"
+            | "shard_attention"
+            | "shard_grouped_mm" => {}
             _ => {
                 given.pop();
             }

@@ -4,6 +4,9 @@ A stage's source is one for all ranks: with `Shard()`, which is alone, it is the
 of one rank of that group. All ranks run the same lines, so they issue the same collectives in the same order, forward and
 backward. A dimension that is cut is so many equal `blocks`, each of which is cut: one but for packed weights.
 
+Rows may be routed to experts, of which each rank has as many: they lie in the experts' order, and what is told of them is where
+each expert's end. All ranks route all rows, so all know who has which.
+
 An image may lie in bands: of `size` rows (or columns: of dimension `dim`) rank r of n has those from ceil(size * r / n) to
 ceil(size * (r + 1) / n). What an operator takes of the bands beside its own is fetched in front of it, beyond the image's borders
 it is filled, and the gradients of rows that several have taken are added where they lie. All ranks know all sizes, which are those
@@ -24,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Shard:
@@ -31,6 +35,7 @@ class Shard:
 
     def __init__(self, group=None):
         self.group, self.known_places, self.with_halo, self.keeping = group, {}, {}, []
+        self.known_routes = WeakIdKeyDictionary()  # by the tensor that says them
         self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
     # -- operators of a stage
@@ -112,6 +117,71 @@ class Shard:
             return losses
         total = losses.sum()
         return total if reduction == 2 else total / (target != ignore_index).sum()
+
+    # -- operators of a stage whose experts lie on different ranks
+
+    def to_experts(self, x, offsets, experts):
+        """Takes the rows that are routed to the own experts."""
+        if self.size == 1:
+            return self.same(x)
+        bands = self.routed(offsets, experts)
+        rows = bands[-1][1]
+        if x.size(0) != rows:
+            raise ValueError(f"{x.size(0)} rows are to go to experts, who are told of {rows}")
+        return self.exchanged(x, lambda x: self.own_of(x, bands), lambda g: self.moved(g, 0, bands, [(0, rows)] * self.size))
+
+    def from_experts(self, x, offsets, experts):
+        """Joins the rows of all experts for operators that all ranks run alike."""
+        return self.joined_rows(x, offsets, experts, lambda g, bands: self.own_of(g, bands))
+
+    def from_experts_split(self, x, offsets, experts):
+        """Joins the rows of all experts for operators that work on a part: the gradients of all parts are summed."""
+        return self.joined_rows(
+            x, offsets, experts, lambda g, bands: self.moved(g, 0, [(0, bands[-1][1])] * self.size, bands, adds=True)
+        )
+
+    def joined_rows(self, x, offsets, experts, backward):
+        if self.size == 1:
+            return self.same(x)
+        bands = self.routed(offsets, experts)
+        return self.exchanged(
+            x, lambda x: self.moved(x, 0, bands, [(0, bands[-1][1])] * self.size), lambda g: backward(g, bands)
+        )
+
+    def experts_term(self, x, offsets, experts):
+        """Makes the rows of the own experts a term of all rows: those of others are zeros."""
+        if self.size == 1:
+            return self.same(x)
+        bands = self.routed(offsets, experts)
+
+        def forward(x):
+            found = x.new_zeros([bands[-1][1], *x.size()[1:]])
+            self.own_of(found, bands, copies=False).copy_(x)
+            return found
+
+        return self.exchanged(x, forward, lambda g: self.own_of(g, bands))
+
+    def grouped_mm(self, x, matrices, offsets):
+        """Multiplies the rows of each of the own experts with its matrix."""
+        if self.size > 1:
+            each = matrices.size(0)
+            first = self.routed(offsets, each * self.size)[self.rank][0]
+            offsets = offsets.narrow(0, self.rank * each, each) - first
+        return torch._grouped_mm(x, matrices, offsets)
+
+    def routed(self, offsets, experts):
+        """Returns for each rank the first row of its experts and that behind the last; `offsets` say where each expert's end."""
+        if offsets not in self.known_routes:
+            each = experts // self.size
+            ends = offsets[each - 1 :: each].tolist()
+            self.known_routes[offsets] = list(zip([0, *ends], ends))
+        return self.known_routes[offsets]
+
+    def own_of(self, x, bands, copies=True):
+        """Returns this rank's rows of all."""
+        first, last = bands[self.rank]
+        rows = x.narrow(0, first, last - first)
+        return rows.clone(memory_format=torch.contiguous_format) if copies else rows
 
     # -- operators of a stage whose images lie in bands
 

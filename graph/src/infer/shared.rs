@@ -11,6 +11,7 @@ use crate::fact::{Dim, Fact};
 rules! {
     exchanged: Shared,
     rows: SharedRows,
+    experts: SharedExperts,
     number: SharedNumber,
 }
 
@@ -81,6 +82,19 @@ pub fn rows(call: &Call<'_>) -> Result {
         _ => most(results),
     };
     sizes[dim] = u64::try_from(made).ok();
+    fresh_fact(input.dtype, sizes)
+}
+
+/// Rows of experts: as many on each device as if they were routed evenly.
+pub fn experts(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let degree = degree(call)?;
+    let mut sizes = shape(input)?.clone();
+    let Some(rows) = sizes.first_mut() else { reject!("a tensor without rows") };
+    *rows = match call.name {
+        "shard_to_experts" => divided(*rows, degree)?,
+        _ => rows.map(|rows| rows.saturating_mul(degree)),
+    };
     fresh_fact(input.dtype, sizes)
 }
 

@@ -14,7 +14,7 @@ use thiserror::Error;
 use tracer::{Node, NodeId, Operand, Program, ValueId};
 
 use super::{
-    Bands, Layout, Rows, Slice,
+    Bands, Layout, Routed, Rows, Slice,
     exchange::Exchange,
     rules::strategies,
     sharded::{Choice, INPUT, Sharded, Writes, constant, done_after, spelled, stand_in, written},
@@ -67,6 +67,8 @@ enum Held {
     Even(Slice),
     /// Rows.
     Bands(Bands),
+    /// Rows that are routed to experts.
+    Routed(Routed),
     /// Rows, and what windows over them take of others'.
     Rows(Rows),
     /// A term.
@@ -81,6 +83,7 @@ impl From<Layout> for Held {
             Layout::Whole => Held::Whole,
             Layout::Even(slice) => Held::Even(slice),
             Layout::Bands(bands) => Held::Bands(bands),
+            Layout::Routed(routed) => Held::Routed(routed),
             Layout::Sum => Held::Sum,
         }
     }
@@ -93,6 +96,7 @@ impl std::fmt::Display for Held {
             Held::ForParts => f.write_str("whole, for work that is shared"),
             Held::Even(slice) => Layout::Even(slice).fmt(f),
             Held::Bands(bands) => Layout::Bands(bands).fmt(f),
+            Held::Routed(routed) => Layout::Routed(routed).fmt(f),
             Held::Rows(_) => f.write_str("in bands, with rows of others"),
             Held::Sum => Layout::Sum.fmt(f),
             Held::Unfinished => f.write_str("not finished"),
@@ -132,6 +136,10 @@ impl Held {
             Exchange::FromBands(bands) => (Held::Bands(bands), Held::Whole),
             Exchange::FromBandsSplit(bands) => (Held::Bands(bands), Held::ForParts),
             Exchange::Rows(rows) => (Held::Bands(rows.from), Held::Rows(rows)),
+            Exchange::ToExperts(routed) => (Held::Whole, Held::Routed(routed)),
+            Exchange::FromExperts(routed) => (Held::Routed(routed), Held::Whole),
+            Exchange::FromExpertsSplit(routed) => (Held::Routed(routed), Held::ForParts),
+            Exchange::ExpertsTerm(routed) => (Held::Routed(routed), Held::Sum),
         };
         (self == from).then_some(to)
     }
@@ -244,7 +252,15 @@ impl Checker<'_> {
         let of = before.as_ref().map_or_else(|| (*first).clone(), |origin| origin.of.clone());
         if let Some(exchange) = self.made.exchanges.get(&id) {
             let (expected, numbers, _) = spelled(*exchange);
-            let to = held.exchanged(*exchange).filter(|_| expected == name && is_given(&numbers));
+            // Where rows are routed to is the same on all devices, and known.
+            let is_routed = exchange.routed().is_none_or(|routed| {
+                self.held.get(&routed.offsets).is_none_or(|held| *held == Held::Whole)
+                    && self.whole.values[routed.offsets.index()]
+                        .producer
+                        .is_none_or(|node| node.index() < self.next)
+            });
+            let to =
+                held.exchanged(*exchange).filter(|_| expected == name && is_given(&numbers) && is_routed);
             let to = to.ok_or_else(|| wrong(held.to_string()))?;
             self.held.insert(value, to);
             let at = before.and_then(|origin| origin.exchanged_at).unwrap_or(self.next);

@@ -1,6 +1,6 @@
 //! Exchanges: the communication that converts a value from the layout it was made in to the one it is needed in.
 
-use super::{Bands, Layout, Moved, Need, Rows, Slice};
+use super::{Bands, Layout, Moved, Need, Routed, Rows, Slice};
 
 /// One exchange: what the forward pass does; what the backward pass does to the gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +34,14 @@ pub enum Exchange {
     FromBandsSplit(Bands),
     /// A halo exchange: each device receives the rows it lacks; backward their gradients are returned and added.
     Rows(Rows),
+    /// Forward each device takes the rows of its experts, backward a gather of rows.
+    ToExperts(Routed),
+    /// Forward a gather of rows, backward each device takes the rows of its experts.
+    FromExperts(Routed),
+    /// Forward a gather of rows, backward gradients go to the devices that have the rows, and are added.
+    FromExpertsSplit(Routed),
+    /// Forward rows of others' experts become zeros, backward each device takes the rows of its experts.
+    ExpertsTerm(Routed),
 }
 
 /// The collective that an exchange runs.
@@ -52,11 +60,23 @@ pub enum Collective {
 }
 
 impl Exchange {
+    /// Returns the rows of experts that it makes or takes.
+    pub fn routed(self) -> Option<Routed> {
+        match self {
+            Exchange::ToExperts(routed)
+            | Exchange::FromExperts(routed)
+            | Exchange::FromExpertsSplit(routed)
+            | Exchange::ExpertsTerm(routed) => Some(routed),
+            _ => None,
+        }
+    }
+
     /// Returns what the forward pass sends.
     pub fn forward(self, degree: u64) -> Option<Collective> {
         match self {
             Exchange::Copy | Exchange::Scatter(_) | Exchange::Once => None,
-            Exchange::ToBands(_) => None,
+            Exchange::ToBands(_) | Exchange::ToExperts(_) | Exchange::ExpertsTerm(_) => None,
+            Exchange::FromExperts(_) | Exchange::FromExpertsSplit(_) => Some(routed(degree)),
             Exchange::Rows(rows) => neighbours(rows, degree),
             Exchange::Reduce => Some(Collective::AllReduce),
             Exchange::Gather(_) | Exchange::GatherSplit(_) => Some(Collective::AllGather),
@@ -70,6 +90,8 @@ impl Exchange {
     pub fn backward(self, degree: u64) -> Option<Collective> {
         match self {
             Exchange::Reduce | Exchange::Gather(_) | Exchange::FromBands(_) | Exchange::Once => None,
+            Exchange::FromExperts(_) | Exchange::ExpertsTerm(_) => None,
+            Exchange::ToExperts(_) | Exchange::FromExpertsSplit(_) => Some(routed(degree)),
             Exchange::Rows(rows) => neighbours(rows, degree),
             Exchange::Copy => Some(Collective::AllReduce),
             Exchange::Scatter(_) | Exchange::ReduceScatter(_) => Some(Collective::AllGather),
@@ -95,6 +117,13 @@ fn all_rows(bands: Bands, degree: u64) -> Collective {
     let moved =
         Moved { total: bands.size * others, most: bands.size - bands.size / degree, messages: others };
     Collective::Neighbours(moved, bands.size)
+}
+
+/// Rows of experts as messages to all others. Each row is missing on all devices but one, wherever it was routed to; what one device
+/// receives is that of even routing.
+fn routed(degree: u64) -> Collective {
+    let others = degree - 1;
+    Collective::Neighbours(Moved { total: degree * others, most: others, messages: others }, degree)
 }
 
 fn neighbours(rows: Rows, degree: u64) -> Option<Collective> {
@@ -133,6 +162,19 @@ pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exc
         (Layout::Bands(from), Layout::Even(to)) => vec![Exchange::FromBands(from), Exchange::Scatter(to)],
         (Layout::Even(from), Layout::Bands(to)) => vec![Exchange::Gather(from), Exchange::ToBands(to)],
         (Layout::Sum, Layout::Bands(bands)) => vec![Exchange::Reduce, Exchange::ToBands(bands)],
+        (Layout::Routed(from), Layout::Routed(to)) if from == to => Vec::new(),
+        (Layout::Whole, Layout::Routed(routed)) => vec![Exchange::ToExperts(routed)],
+        (Layout::Sum, Layout::Routed(routed)) => vec![Exchange::Reduce, Exchange::ToExperts(routed)],
+        (Layout::Even(from), Layout::Routed(to)) => vec![Exchange::Gather(from), Exchange::ToExperts(to)],
+        (Layout::Routed(routed), Layout::Sum) => vec![Exchange::ExpertsTerm(routed)],
+        (Layout::Routed(routed), Layout::Whole) if is_partial => vec![Exchange::FromExpertsSplit(routed)],
+        (Layout::Routed(routed), Layout::Whole) => vec![Exchange::FromExperts(routed)],
+        (Layout::Routed(from), Layout::Even(to)) => vec![Exchange::FromExperts(from), Exchange::Scatter(to)],
+        (Layout::Routed(from), Layout::Routed(to)) => {
+            vec![Exchange::FromExperts(from), Exchange::ToExperts(to)]
+        }
+        // Images lie in bands where nothing else is cut.
+        (Layout::Routed(_), Layout::Bands(_)) | (Layout::Bands(_), Layout::Routed(_)) => return None,
         // A slice of a value is not a term of a sum.
         (Layout::Even(_) | Layout::Bands(_), Layout::Sum) => return None,
         (Layout::Sum, Layout::Whole) if is_partial => vec![Exchange::Reduce, Exchange::Copy],

@@ -1,5 +1,7 @@
 //! Layouts: the part of a value that each device of a group holds.
 
+use tracer::ValueId;
+
 use super::bands::Bands;
 
 /// The part of a value that each device of a group holds.
@@ -12,8 +14,19 @@ pub enum Layout {
     Even(Slice),
     /// A band of rows; bands may be uneven.
     Bands(Bands),
+    /// The rows that are routed to the device's experts; how many they are is known when the program runs.
+    Routed(Routed),
     /// A term of a sum that is the value.
     Sum,
+}
+
+/// Rows that lie in order of the experts that they are routed to. Each device has an equal number of experts, and their rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Routed {
+    /// The value that says behind which row each expert's end.
+    pub offsets: ValueId,
+    /// The number of experts.
+    pub experts: u64,
 }
 
 /// The dimension and blocks that a cut divides.
@@ -40,6 +53,7 @@ impl std::fmt::Display for Layout {
             Layout::Whole => f.write_str("whole"),
             Layout::Sum => f.write_str("a term of the sum"),
             Layout::Bands(Bands { dim, .. }) => write!(f, "in bands along {dim}"),
+            Layout::Routed(_) => f.write_str("rows that are routed to experts"),
             Layout::Even(Slice { dim, blocks: 1 }) => write!(f, "cut along {dim}"),
             Layout::Even(Slice { dim, blocks }) => write!(f, "cut along {dim} in {blocks} blocks"),
         }

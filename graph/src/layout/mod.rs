@@ -5,6 +5,7 @@
 //! | [`Layout::Whole`] | everything | whole, where each taker does the same on all devices; a term of a sum, where one takes a part |
 //! | [`Layout::Even`] | an equal slice of one dimension | the same slice |
 //! | [`Layout::Bands`] | some rows of an image, as even as can be | the same rows |
+//! | [`Layout::Routed`] | the rows that are routed to its experts | the same rows |
 //! | [`Layout::Sum`] | a term; the value is the sum of all | whole |
 //!
 //! An operator has [`Strategy`]s: which layout each operand must have, which the results then have. They follow from its row's
@@ -26,7 +27,7 @@ mod subject;
 pub use bands::{Bands, Moved, Resampling, Rows, Stretch, Take, Window};
 pub use check::{CheckError, Proof, check};
 pub use exchange::{Collective, Exchange, exchanges};
-pub use layouts::{Layout, Slice};
+pub use layouts::{Layout, Routed, Slice};
 pub use sharded::{Choice, Inside, ShardError, Sharded, Writes, sharded};
 pub use strategy::{After, Edit, Need, Special, Strategy, Value};
 pub use subject::{Images, Leaf, Look, Source};

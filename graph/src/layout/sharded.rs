@@ -5,7 +5,7 @@
 //!
 //! One walk over operands; exchanges of one value to one layout are made once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use thiserror::Error;
 use tracer::{
@@ -14,7 +14,7 @@ use tracer::{
 };
 
 use super::{
-    Layout, Rows, Slice, Take, Window,
+    Layout, Routed, Rows, Slice, Take, Window,
     exchange::{Exchange, exchanges},
     rules::strategies,
     strategy::{After, Edit, Need, Special, Strategy},
@@ -45,6 +45,8 @@ pub struct Sharded {
     pub exchanges: BTreeMap<NodeId, Exchange>,
     /// The collectives inside operators, by node.
     pub inside: BTreeMap<NodeId, Inside>,
+    /// Values that are rows of a device's own experts, as many as are routed there.
+    pub routed: BTreeSet<ValueId>,
     /// For each operator of the whole program whether each device does a part of its work.
     pub is_split: Vec<bool>,
 }
@@ -141,7 +143,7 @@ impl Writes {
         Self { by_storage }
     }
 
-    fn last(&self, storage: StorageId) -> Option<OperatorId> {
+    pub(super) fn last(&self, storage: StorageId) -> Option<OperatorId> {
         self.by_storage.get(&storage)?.last().copied()
     }
 
@@ -178,6 +180,7 @@ pub fn sharded(program: &Program, look: &Look<'_>, choice: &Choice) -> Result<Sh
         out: Program { nodes: Vec::with_capacity(program.nodes.len() + 64), ..program.clone() },
         exchanges: BTreeMap::new(),
         inside: BTreeMap::new(),
+        routed: BTreeSet::new(),
         recorded: Vec::new(),
         is_split: Vec::with_capacity(program.nodes.len()),
     };
@@ -206,6 +209,7 @@ struct Writer<'a> {
     out: Program,
     exchanges: BTreeMap<NodeId, Exchange>,
     inside: BTreeMap<NodeId, Inside>,
+    routed: BTreeSet<ValueId>,
     recorded: Vec<tracer::RecordedNode>,
     is_split: Vec<bool>,
 }
@@ -241,6 +245,9 @@ impl Writer<'_> {
         for value in &outputs {
             let is_cut = look.sizes(*value).is_some();
             self.layouts[value.index()] = if is_cut { strategy.gives } else { Layout::Whole };
+            if matches!(self.layouts[value.index()], Layout::Routed(_)) {
+                self.routed.insert(*value);
+            }
             self.out.values[value.index()].type_ =
                 local(&self.out.values[value.index()].type_, strategy.gives, look.degree);
         }
@@ -286,7 +293,11 @@ impl Writer<'_> {
                 Source::Value(id) => program.values[id.index()].name.clone(),
                 Source::Tensor(id) => program.tensors[id.index()].path.clone(),
             };
-            let Some(steps) = exchanges(from, *need, leaf.has_gradient) else {
+            let is_whole = |step: &Exchange| {
+                step.routed().is_none_or(|routed| self.layout(Source::Value(routed.offsets)) == Layout::Whole)
+            };
+            let steps = exchanges(from, *need, leaf.has_gradient);
+            let Some(steps) = steps.filter(|steps| steps.iter().all(is_whole)) else {
                 let from = from.to_string();
                 return Err(ShardError::NoExchange {
                     operator: operator.name.clone(),
@@ -425,6 +436,9 @@ impl Writer<'_> {
                     let id = NodeId(self.out.nodes.len() as u32);
                     let made = self.node(name, arguments, type_, before.call, before.span, about);
                     self.exchanges.insert(id, step);
+                    if matches!(step, Exchange::ToExperts(_)) {
+                        self.routed.insert(made);
+                    }
                     self.made.insert(key, made);
                     made
                 }
@@ -491,7 +505,8 @@ impl Writer<'_> {
     }
 
     fn finish(self, program: &Program, starts: &[u32], output: Operand) -> Sharded {
-        let Writer { look, choice, mut out, exchanges, inside, recorded, is_split, instead, .. } = self;
+        let Writer { look, choice, mut out, exchanges, inside, routed, recorded, is_split, instead, .. } =
+            self;
         let replaced = |operand: &mut Operand| substitute_all(&instead, operand);
         for (index, node) in out.nodes.iter().enumerate() {
             for value in &node.outputs {
@@ -532,7 +547,7 @@ impl Writer<'_> {
                 tensor.strides = tracer::dense_strides(&tensor.shape);
             }
         }
-        Sharded { program: out, degree: look.degree, cuts, exchanges, inside, is_split }
+        Sharded { program: out, degree: look.degree, cuts, exchanges, inside, routed, is_split }
     }
 }
 
@@ -570,6 +585,7 @@ pub(super) fn written<'n>(
 pub(super) fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'static str) {
     let numbers = |slice: Slice| vec![constant(slice.dim as i64), constant(slice.blocks as i64)];
     let of_bands = |bands: super::Bands| vec![constant(bands.dim as i64), constant(bands.size as i64)];
+    let of_experts = |routed: Routed| vec![Operand::Value(routed.offsets), constant(routed.experts as i64)];
     match exchange {
         Exchange::Copy => ("shard_copy", Vec::new(), "copy"),
         Exchange::Reduce => ("shard_reduce", Vec::new(), "sum"),
@@ -584,6 +600,10 @@ pub(super) fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'stat
         Exchange::ToBands(bands) => ("shard_to_bands", of_bands(bands), "band"),
         Exchange::FromBands(bands) => ("shard_from_bands", of_bands(bands), "whole"),
         Exchange::FromBandsSplit(bands) => ("shard_from_bands_split", of_bands(bands), "whole"),
+        Exchange::ToExperts(routed) => ("shard_to_experts", of_experts(routed), "routed"),
+        Exchange::FromExperts(routed) => ("shard_from_experts", of_experts(routed), "whole"),
+        Exchange::FromExpertsSplit(routed) => ("shard_from_experts_split", of_experts(routed), "whole"),
+        Exchange::ExpertsTerm(routed) => ("shard_experts_term", of_experts(routed), "term"),
         Exchange::Rows(rows) => match rows.take {
             Take::Window { window, fill } => {
                 let fill = Operand::Constant(Constant::Float(f64::from_bits(fill)));
@@ -689,6 +709,11 @@ pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special)
             let given = ["query", "key", "value", "scale"].map(&mut take);
             ("shard::shard_attention", given.into_iter().chain([is_grouped]).collect())
         }
+        Special::Experts => {
+            let offsets = take("offs");
+            let given = [(INPUT, take("self").1), take("mat2"), offsets];
+            ("shard::shard_grouped_mm", given.into_iter().collect())
+        }
         Special::Rows => {
             let padding = number(subject.call.int("padding_idx").unwrap_or(-1));
             ("shard::shard_embedding", vec![take("weight"), take("indices"), ("padding_idx", padding)])
@@ -712,6 +737,7 @@ fn local_type(type_: &TensorType, gives: Layout, degree: u64) -> TensorType {
     let (dim, parts) = match gives {
         Layout::Even(slice) => (slice.dim, degree),
         Layout::Bands(bands) => (bands.dim, degree),
+        Layout::Routed(_) => (0, degree),
         Layout::Whole | Layout::Sum => return type_,
     };
     if let Some(size) = type_.shape.as_mut().and_then(|shape| shape.get_mut(dim)) {

@@ -118,6 +118,8 @@ pub enum Special {
     CausalAttention,
     /// A loss of classes, of which each device has a part.
     CrossEntropy,
+    /// Products of rows with the matrices of the device's own experts.
+    Experts,
 }
 
 impl Need {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use tracer::{Operand, TensorId, ValueId};
 
+use super::Routed;
 use crate::{
     fact::Fact,
     infer::{Call, Scope},
@@ -20,6 +21,8 @@ pub struct Look<'g> {
     pub blocks: Vec<u64>,
     /// Set where images are cut into bands, and nothing else is cut.
     pub images: Option<Images>,
+    /// Rows that are routed to experts.
+    routed: Vec<RoutedRows>,
     values: Vec<Fact>,
     tensors: Vec<Fact>,
 }
@@ -33,6 +36,17 @@ pub struct Images {
     pub size: u64,
     /// Dimensions of values that hold these rows.
     dims: BTreeSet<(ValueId, usize)>,
+}
+
+/// Values whose rows are routed to experts, alike.
+#[derive(Clone, Debug)]
+struct RoutedRows {
+    layout: Routed,
+    /// How many rows there are.
+    rows: u64,
+    /// The operator that makes the offsets; rows can be told apart behind it.
+    behind: Option<OperatorId>,
+    values: BTreeSet<ValueId>,
 }
 
 /// One tensor that an operator reads.
@@ -69,7 +83,8 @@ impl<'g> Look<'g> {
     pub fn new(graph: &'g ModelGraph, degree: u64) -> Self {
         let values = graph.values.iter().map(|value| value.fact.clone()).collect();
         let tensors = graph.tensors.iter().map(|tensor| Fact::Tensor(tensor.fact())).collect();
-        let mut look = Self { graph, degree, blocks: vec![1], images: None, values, tensors };
+        let mut look =
+            Self { graph, degree, blocks: vec![1], images: None, routed: Vec::new(), values, tensors };
         let mut found: std::collections::BTreeMap<u64, usize> = Default::default();
         for operator in &graph.operators {
             for blocks in super::rules::blocks_of(&look.subject(operator)) {
@@ -79,7 +94,57 @@ impl<'g> Look<'g> {
         let mut found: Vec<(u64, usize)> = found.into_iter().filter(|(blocks, _)| *blocks > 1).collect();
         found.sort_by_key(|(blocks, count)| (std::cmp::Reverse(*count), *blocks));
         look.blocks.extend(found.iter().take(MOST_BLOCKS).map(|(blocks, _)| *blocks));
+        look.find_routed();
         look
+    }
+
+    /// Finds rows that are routed to experts: those of grouped products, and what is computed row by row around them.
+    fn find_routed(&mut self) {
+        let graph = self.graph;
+        let is_grouped = |operator: &&Operator| super::rules::is_grouped(&self.subject(operator));
+        let grouped: Vec<&Operator> = graph.operators.iter().filter(is_grouped).collect();
+        if grouped.is_empty() {
+            return;
+        }
+        let writes = super::Writes::new(self);
+        // What is written to later would not be what it was made as.
+        let is_written = |offsets: ValueId| {
+            let storages = self.storages(Source::Value(offsets));
+            storages.into_iter().any(|storage| writes.last(storage) > graph.value(offsets).producer)
+        };
+        let routed: Vec<(&Operator, Routed, u64)> = grouped
+            .into_iter()
+            .filter_map(|operator| {
+                let (layout, rows) = super::rules::routed_by(&self.subject(operator))?;
+                (!is_written(layout.offsets)).then_some((operator, layout, rows))
+            })
+            .collect();
+        for (operator, layout, rows) in routed {
+            let found = self.routed.iter_mut().find(|known| known.layout == layout && known.rows == rows);
+            let values = operator.inputs.first().into_iter().chain(&operator.outputs).copied();
+            match found {
+                Some(known) => known.values.extend(values),
+                None => self.routed.push(RoutedRows {
+                    layout,
+                    rows,
+                    behind: graph.value(layout.offsets).producer,
+                    values: values.collect(),
+                }),
+            }
+        }
+        for at in 0..self.routed.len() {
+            let RoutedRows { layout, rows, behind, .. } = self.routed[at];
+            let first = behind.map_or(0, |operator| operator.index() + 1);
+            let order = || first..graph.operators.len();
+            for index in order().chain(order().rev()) {
+                let found = {
+                    let subject = self.subject(&graph.operators[index]);
+                    let is_near = subject.touches(&self.routed[at]);
+                    if is_near { super::rules::routed_of(&subject, layout, rows) } else { Vec::new() }
+                };
+                self.routed[at].values.extend(found);
+            }
+        }
     }
 
     /// Prepares a graph for cuts along samples or positions: where both are flattened into one dimension, each sample is a block.
@@ -96,7 +161,7 @@ impl<'g> Look<'g> {
 
     /// Prepares a graph for images in bands along a dimension: 0 for rows, 1 for columns.
     pub fn in_bands(graph: &'g ModelGraph, degree: u64, along: usize) -> Self {
-        let mut look = Self { blocks: vec![1], ..Self::new(graph, degree) };
+        let mut look = Self { blocks: vec![1], routed: Vec::new(), ..Self::new(graph, degree) };
         let mut images = Images { along, ..Images::default() };
         let dim = 2 + along;
         for operator in &graph.operators {
@@ -163,8 +228,13 @@ impl<'g> Look<'g> {
             Operand::Tensor(tensor) => (Source::Tensor(*tensor), &self.tensors[tensor.index()]),
             _ => return None,
         };
-        let sizes = sizes_of(fact)?;
         let has_gradient = fact.tensors().iter().any(|tensor| tensor.requires_grad);
+        // One number cannot be cut, but where parts are computed with it, each part has a term of its gradient.
+        let is_trained_number = |fact: &&Fact| {
+            has_gradient
+                && matches!(fact, Fact::Tensor(tensor) if tensor.sizes().is_some_and(|sizes| sizes.is_empty()))
+        };
+        let sizes = sizes_of(fact).or_else(|| Some(fact).filter(is_trained_number).map(|_| Vec::new()))?;
         Some(Leaf { argument, item, source, sizes, has_gradient })
     }
 
@@ -204,6 +274,18 @@ pub(crate) struct Subject<'a> {
 }
 
 impl Subject<'_> {
+    /// Returns the rows of experts that it reads or makes, and how many there are.
+    pub fn routed(&self) -> impl Iterator<Item = (Routed, u64)> {
+        let is_behind = |routed: &RoutedRows| routed.behind.is_none_or(|maker| maker < self.operator.id);
+        let routed = self.look.routed.iter().filter(move |routed| is_behind(routed) && self.touches(routed));
+        routed.map(|routed| (routed.layout, routed.rows))
+    }
+
+    fn touches(&self, routed: &RoutedRows) -> bool {
+        let mut all = self.operator.inputs.iter().chain(&self.operator.outputs);
+        all.any(|value| routed.values.contains(value))
+    }
+
     /// Returns the position of a named argument.
     pub fn argument(&self, name: &str) -> Option<usize> {
         self.operator.arguments.iter().position(|argument| argument.name == name)
@@ -222,6 +304,15 @@ impl Subject<'_> {
             .iter()
             .all(|sizes| sizes.as_ref().is_some_and(|s| s.len() == first.len()))
             .then_some(first)
+    }
+
+    /// Tells whether a source holds truth values.
+    pub fn is_mask(&self, source: Source) -> bool {
+        let fact = match source {
+            Source::Value(id) => &self.look.values[id.index()],
+            Source::Tensor(id) => &self.look.tensors[id.index()],
+        };
+        fact.tensors().iter().any(|tensor| tensor.dtype == Some(tracer::DType::Bool))
     }
 
     /// Tells whether the results are floats of at least 16 bits, so that partial sums can be added.

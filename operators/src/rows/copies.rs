@@ -64,7 +64,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     column_stack                         Copy   ColumnStack        -              -      -        -        -             -                -         -                -            -        [];
     stack                                Copy   Stack              -              -      Cat      -        -             Torch            -         -                Stack        -        [Cheap];
     pad_sequence                         Copy   PadSequence        -              -      -        -        -             -                -         -                -            -        [];
-    index                                Copy   Index              OtherOperands  -      -        -        IntOfNumbers  OverloadTensor   -         -                -            -        [Cheap];
+    index                                Copy   Index              OtherOperands  -      -        -        IntOfNumbers  OverloadTensor   -         -                Index        -        [Cheap];
     _unsafe_index                        Copy   Index              OtherOperands  -      -        -        -             -                -         -                -            -        [];
     _unsafe_masked_index                 Copy   Index              OtherOperands  -      -        -        -             -                -         -                -            -        [];
     gather                               Copy   Gather             AllOperands    -      -        -        -             Torch            -         -                OtherDims    -        [Cheap];

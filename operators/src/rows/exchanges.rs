@@ -22,6 +22,11 @@ pub(super) const ROWS: &[Operator] = rows! {
     shard_to_bands          Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
     shard_from_bands        Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
     shard_from_bands_split  Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
+    shard_to_experts        Copy         SharedExperts -           -      -          -       -      -       -         -           -      -        [];
+    shard_from_experts      Copy         SharedExperts -           -      -          -       -      -       -         -           -      -        [];
+    shard_from_experts_split Copy        SharedExperts -           -      -          -       -      -       -         -           -      -        [];
+    shard_experts_term      Copy         SharedExperts -           -      -          -       -      -       -         -           -      -        [];
+    shard_grouped_mm        Matmul       GroupedProduct GroupedFactors GroupedProduct - -    -      -       -         -           -      -        [];
     shard_window            Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
     shard_spread            Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
     shard_stretch           Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];

@@ -30,7 +30,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     outer                                        Matmul       Outer                  AllOperands     Unseen            -            -       -      Torch       -         -           -             -        [Cheap];
     ger                                          Matmul       Outer                  AllOperands     Unseen            -            -       -      -           -         -           -             -        [];
     einsum                                       Matmul       Einsum                 Einsum          Einsum            -            -       -      -           -         -           -             -        [Cheap AliasesAll];
-    _grouped_mm                                  Matmul       GroupedProduct         GroupedFactors  GroupedProduct    -            -       -      -           -         -           -             -        [];
+    _grouped_mm                                  Matmul       GroupedProduct         GroupedFactors  GroupedProduct    -            -       -      -           -         -           GroupedProduct  -      [];
     bilinear                                     Matmul       Bilinear               AllOperands     Unseen            -            -       -      -           -         -           -             -        [];
     tensordot                                    Matmul       Tensordot              AllOperands     Tensordot         -            -       -      -           -         -           -             -        [];
     cdist                                        Matmul       Cdist                  AllAndResult    Unseen            -            -       -      -           -         -           -             -        [];

@@ -67,6 +67,7 @@ pub fn to_plan(
         stages: stages.collect(),
         transfers: transfers.collect(),
         cuts: indexmap::IndexMap::new(),
+        sequence_parallel: None,
         inference: problem.training.inference,
         constraints: None,
         ties: ties.collect(),

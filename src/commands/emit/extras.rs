@@ -68,6 +68,7 @@ pub fn extras(
                 .iter()
                 .flat_map(|plan| plan.cuts.iter().map(|(name, cut)| (name.as_str(), *cut)))
                 .collect(),
+            sequence_parallel: plan.and_then(|plan| plan.sequence_parallel),
             sharding: plan.and_then(|plan| plan.execution?.sharding).unwrap_or_default(),
             sharding_group: plan.and_then(|plan| plan.execution?.sharding_group).map(|count| count as usize),
             schedule: plan.map(|plan| plan.schedule.as_str()),

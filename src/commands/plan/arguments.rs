@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use cost_model::Rounding;
 use partitioner::{Effort, STRATEGIES, Strategy};
-use schema::{Bytes, Cluster, Constraints, PinnedCalls, RecomputePolicy, RecomputedCalls, ShardingLevel};
+use schema::{
+    Bytes, Cluster, Constraints, PinnedCalls, RecomputePolicy, RecomputedCalls, SequenceParallel,
+    ShardingLevel,
+};
 
 use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure, nearest::meant, plan_file};
@@ -77,6 +80,10 @@ pub struct PlanArguments {
     /// or auto for as many as serve best [default: none, unless the model fits no other way]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub tensor_parallel: Option<Degree>,
+    /// With --tensor-parallel: whether each device holds a part of the samples or positions between products (on, as Megatron's
+    /// sequence parallelism) or all of them (off), or auto for what serves best [default: auto]
+    #[arg(long, value_enum, value_name = "on|off|auto")]
+    pub sequence_parallel: Option<SequenceParallelArgument>,
     /// Devices that have a band of rows or columns of each image, neighbours over the fastest links: 4 for one image of
     /// 4096 x 4096 that no device holds, or auto for as many as serve best [default: none, unless the model fits no other way]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
@@ -344,6 +351,7 @@ impl PlanArguments {
             loss: self.loss,
             sharding: self.sharding()?,
             tensor_parallel: self.tensor_parallel.unwrap_or_default(),
+            sequence_parallel: self.sequence_parallel.and_then(SequenceParallelArgument::asked),
             spatial: self.spatial.unwrap_or_default(),
             context_parallel: self.context_parallel.unwrap_or(Degree::Of(1)),
             recompute: !self.no_recompute,
@@ -355,6 +363,27 @@ impl PlanArguments {
             cluster_file: self.cluster.clone(),
             cost_models,
         })
+    }
+}
+
+/// What devices that share layers hold of values between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SequenceParallelArgument {
+    /// A part of the samples or positions each
+    On,
+    /// All of them
+    Off,
+    /// What serves best
+    Auto,
+}
+
+impl SequenceParallelArgument {
+    fn asked(self) -> Option<SequenceParallel> {
+        match self {
+            Self::On => Some(SequenceParallel::On),
+            Self::Off => Some(SequenceParallel::Off),
+            Self::Auto => None,
+        }
     }
 }
 

@@ -470,7 +470,10 @@ fn sliceable<'a>(workspace: &'a Workspace, times: &costs::Times, request: &PlanR
     let pinned = |block: &graph::Block| request.constraints.pin.iter().any(|pin| is_meant(&pin.calls, block));
     let with =
         |policy| move |block: &graph::Block| recomputed::is(&request.constraints.recompute, policy, block);
-    let model = Sliceable::new(&workspace.graph, &times.seconds).keeping(whole);
+    let with_experts = workspace.shared.as_ref().map(|shared| shared.kept_whole(&workspace.graph));
+    let holds_experts =
+        |block: &graph::Block| with_experts.as_ref().is_some_and(|kept| kept.contains(&block.id));
+    let model = Sliceable::new(&workspace.graph, &times.seconds).keeping(whole).keeping(holds_experts);
     // What is always computed again is a block, what never is is no part of a larger one.
     let model = model.keeping(with(RecomputePolicy::Always)).opening(with(RecomputePolicy::Always));
     model.opening(with(RecomputePolicy::Never)).opening(pinned)

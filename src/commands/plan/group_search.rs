@@ -39,6 +39,7 @@ pub(super) fn planned_by(
         cluster,
         sharding,
         tensor_parallel: Degree::Of(1),
+        sequence_parallel: None,
         spatial: Degree::Of(1),
         context_parallel: Degree::Of(1),
         ..request.clone()

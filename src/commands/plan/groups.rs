@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
-use schema::{Bytes, Cluster, Cut, Plan, SharedAnswer, SharedTried, TensorParallel};
+use schema::{Bytes, Cluster, Cut, Plan, SequenceParallel, SharedAnswer, SharedTried, TensorParallel};
 
 use super::request::PlanRequest;
 use crate::{
@@ -22,6 +22,7 @@ pub(super) struct Groups {
     /// All devices.
     cluster: Cluster,
     cuts: IndexMap<String, Cut>,
+    sequence_parallel: Option<SequenceParallel>,
     /// Bytes of the exchanges of a micro-batch, there and back, all devices together.
     exchange_bytes: u64,
 }
@@ -54,7 +55,8 @@ impl Groups {
         let cuts = shared.named_cuts(whole.program());
         let exchange_bytes = shared.exchange_bytes(&own.graph);
         let all = request.cluster.clone();
-        Ok((Self { answer, members, own, cluster: all, cuts, exchange_bytes }, cluster))
+        let sequence_parallel = way.sequence_parallel();
+        Ok((Self { answer, members, own, cluster: all, cuts, sequence_parallel, exchange_bytes }, cluster))
     }
 
     /// Says which other numbers of devices were tried.
@@ -101,5 +103,6 @@ impl Groups {
         plan.predicted.memory = memory.into_iter().flat_map(each).collect();
         plan.cluster.clone_from(&self.cluster);
         plan.cuts.clone_from(&self.cuts);
+        plan.sequence_parallel = self.sequence_parallel;
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cost_model::Rounding;
 use partitioner::{Effort, Machine, MicroBatches, Strategy, Training};
-use schema::{Cluster, Constraints, Inference, ShardingLevel};
+use schema::{Cluster, Constraints, Inference, SequenceParallel, ShardingLevel};
 
 use super::{clusters::cluster_failure, loss::Loss, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure};
@@ -42,6 +42,8 @@ pub struct PlanRequest {
     pub sharding: Option<ShardingLevel>,
     /// How many devices share the work of each layer.
     pub tensor_parallel: Degree,
+    /// What they hold of values between layers; none for what serves best.
+    pub sequence_parallel: Option<SequenceParallel>,
     /// How many devices have a band of each image.
     pub spatial: Degree,
     /// How many devices have a part of each sequence.

@@ -30,12 +30,17 @@ pub fn attempt(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
 /// Plans with micro-batches as large as the model's inputs.
 fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
     let unshared = |request: &PlanRequest| planned_alone(subject, request);
+    let layers = Way::Layers(request.sequence_parallel);
     let ways = [
         (request.spatial, Way::Bands),
         (request.context_parallel, Way::Positions),
-        (request.tensor_parallel, Way::Layers),
+        (request.tensor_parallel, layers),
     ];
     let is_asked = |degree: Degree| !matches!(degree, Degree::IfNeeded | Degree::Of(1));
+    if request.sequence_parallel.is_some() && !is_asked(request.tensor_parallel) {
+        let message = "--sequence-parallel says how devices share layers, and no layers are to be shared";
+        return Err(Failure::input(message).with_hint("add --tensor-parallel N, or auto").into());
+    }
     let mut asked = ways.into_iter().filter(|(degree, _)| is_asked(*degree));
     if let Some((degree, way)) = asked.next() {
         let option = way.option();
@@ -57,7 +62,7 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     }
     let mut found = unshared(request);
     let Subject::Model(whole) = subject else { return found };
-    for (degree, way) in [(request.tensor_parallel, Way::Layers), (request.spatial, Way::Bands)] {
+    for (degree, way) in [(request.tensor_parallel, layers), (request.spatial, Way::Bands)] {
         found = match found {
             Err(reason) if degree == Degree::IfNeeded && reason.is_no() && request.strategy.is_none() => {
                 group_search::planned_best(whole, request, Err(reason), way)

@@ -42,8 +42,14 @@ pub fn additive(subject: &Subject<'_>) -> Option<Vec<Axis>> {
 pub fn scaling(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let mut all = any(subject)?;
     let is_rounding = subject.call.has("rounding_mode");
-    if subject.leaves.len() == 1 && subject.leaf("self") == Some(0) && !is_rounding {
-        all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms());
+    if subject.leaf("self") != Some(0) || is_rounding {
+        return Some(all);
+    }
+    match subject.leaves.len() {
+        1 => all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms()),
+        // A product of a term is a term of the product, as large as the whole; of the other factor's gradient, too.
+        2 => all.push(Axis::new(vec![Side::Sum, Side::Partial], Side::Sum).on_terms()),
+        _ => {}
     }
     Some(all)
 }
@@ -73,6 +79,9 @@ pub fn dropout(subject: &Subject<'_>) -> Option<Vec<Axis>> {
                 axis.special = Some(Special::Dropout(Slice { dim, blocks }));
             }
         }
+    } else if subject.leaves.len() == 1 {
+        // It does nothing, so that sums wait behind it.
+        all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms());
     }
     Some(all)
 }
@@ -119,7 +128,7 @@ pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     if result.len() != leaf.sizes.len() - if keeps { 0 } else { gone.len() } {
         return None;
     }
-    Some(each_cut(subject, &leaf.sizes, |dim, blocks| {
+    let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
         let before = gone.iter().filter(|gone| **gone < dim).count();
         if gone.contains(&dim) {
             let axis = Axis::new(vec![Side::Cut(dim, 1)], Side::Sum);
@@ -128,5 +137,9 @@ pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         }
         let after = if keeps { dim } else { dim - before };
         Some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(after, blocks)))
-    }))
+    });
+    if matches!(split, Some(Split::Sum | Split::Mean)) {
+        all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms());
+    }
+    Some(all)
 }

@@ -14,7 +14,7 @@ use operators::Split;
 use tracer::ValueId;
 
 use super::{
-    Bands, Layout, Leaf, Rows, Slice, Source,
+    Bands, Layout, Leaf, Routed, Rows, Slice, Source,
     strategy::{After, Edit, Need, Special, Strategy},
     subject::Subject,
 };
@@ -82,7 +82,82 @@ pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
             all.push(strategy);
         }
     }
+    for (routed, rows) in subject.routed() {
+        for strategy in by_expert(subject, routed, rows) {
+            if !all.contains(&strategy) {
+                all.push(strategy);
+            }
+        }
+    }
     all
+}
+
+/// Returns the ways to work on the rows of the device's own experts: those of grouped products, and of all that cuts rows evenly
+/// and computes each of them by itself, so that it does not matter how many a device has.
+fn by_expert(subject: &Subject<'_>, routed: Routed, rows: u64) -> Vec<Strategy> {
+    let layout = Layout::Routed(routed);
+    if routed_by(subject) == Some((routed, rows)) {
+        return products::by_expert(subject, layout).into_iter().collect();
+    }
+    let is_row = |side: &Side, sizes: Option<&Vec<u64>>| match side {
+        Side::Cut(0, 1) => sizes.and_then(|sizes| sizes.first()) == Some(&rows),
+        Side::Whole | Side::Partial | Side::Any => true,
+        Side::Cut(..) | Side::Sum | Side::Rows(_) => false,
+    };
+    let is_of_rows = |axis: &Axis| {
+        let mut leaves = axis.leaves.iter().zip(&subject.leaves);
+        axis.gives == Side::Cut(0, 1)
+            && axis.leaves.len() == subject.leaves.len()
+            && axis.leaves.contains(&Side::Cut(0, 1))
+            && leaves.all(|(side, leaf)| {
+                let is_stored = matches!(leaf.source, Source::Tensor(_));
+                is_row(side, Some(&leaf.sizes)) && !(is_stored && matches!(side, Side::Cut(..)))
+            })
+            && subject.outputs.iter().all(|sizes| is_row(&axis.gives, sizes.as_ref()))
+            && axis.edits.is_empty()
+            && axis.after.is_none()
+            && axis.special.is_none()
+    };
+    let need = |side: &Side| match side {
+        Side::Cut(..) => Need::In(layout),
+        Side::Partial => Need::Partial,
+        Side::Any => Need::Any,
+        _ => Need::Whole,
+    };
+    let made = |axis: Axis| Strategy {
+        needs: axis.leaves.iter().map(need).collect(),
+        gives: layout,
+        is_split: axis.is_split,
+        ..Strategy::default()
+    };
+    axes(subject).into_iter().filter(is_of_rows).map(made).collect()
+}
+
+/// Tells whether an operator multiplies runs of rows with a matrix each.
+pub(crate) fn is_grouped(subject: &Subject<'_>) -> bool {
+    subject.row.is_some_and(|row| row.split == Split::GroupedProduct)
+}
+
+/// Returns how a grouped product routes rows to experts, and how many rows, where devices could have equal numbers of both.
+pub(crate) fn routed_by(subject: &Subject<'_>) -> Option<(Routed, u64)> {
+    if is_grouped(subject) { products::routed(subject) } else { None }
+}
+
+/// Returns the values that lie as rows of experts because others of the operator's do.
+pub(crate) fn routed_of(subject: &Subject<'_>, routed: Routed, rows: u64) -> Vec<ValueId> {
+    let mut found = Vec::new();
+    if subject.row.is_none() || subject.leaves.is_empty() {
+        return found;
+    }
+    for strategy in by_expert(subject, routed, rows) {
+        found.extend(subject.operator.outputs.iter().copied());
+        for (leaf, need) in subject.leaves.iter().zip(&strategy.needs) {
+            if let (Source::Value(id), Need::In(Layout::Routed(_))) = (leaf.source, need) {
+                found.push(id);
+            }
+        }
+    }
+    found
 }
 
 /// Tells whether an axis is of rows of an image.
@@ -149,6 +224,7 @@ fn axes(subject: &Subject<'_>) -> Vec<Axis> {
         Split::Linear => products::linear(subject),
         Split::Matmul => products::matmul(subject, 0),
         Split::AddedProduct => products::added(subject),
+        Split::GroupedProduct => products::grouped(subject),
         Split::Attention => products::attention(subject),
         Split::Embedding => products::embedding(subject),
         Split::CrossEntropy => norms::cross_entropy(subject),
@@ -166,6 +242,7 @@ fn axes(subject: &Subject<'_>) -> Vec<Axis> {
         Split::Size => views::size(subject),
         Split::Question => Some(vec![Axis::new(vec![Side::Any; subject.leaves.len()], Side::Whole)]),
         Split::Repeat => views::repeat(subject),
+        Split::Index => views::index(subject),
         Split::Interleave => views::interleave(subject),
         Split::Pad => views::pad(subject),
     };

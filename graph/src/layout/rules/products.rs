@@ -1,7 +1,11 @@
 //! Products: where terms of sums come from.
 
 use super::{Axis, Side, each_cut, elementwise::broadcast};
-use crate::layout::{strategy::Special, subject::Subject};
+use crate::layout::{
+    Layout, Routed, Slice, Source, Strategy,
+    strategy::{Need, Special},
+    subject::Subject,
+};
 
 /// Makes an axis of the sides of `input` and `weight`; a bias follows the weight.
 fn weighted(subject: &Subject<'_>, [input, weight, bias]: [Side; 3], gives: Side) -> Axis {
@@ -87,6 +91,58 @@ pub fn added(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         Some(Axis { leaves: [vec![first], axis.leaves].concat(), ..axis })
     };
     Some(matmul(&rest, 0)?.into_iter().filter_map(made).collect())
+}
+
+/// `_grouped_mm`: each run of rows with a matrix of its own, as those of experts have: output features, and input features, over which
+/// terms are summed.
+pub fn grouped(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [input, table, _] = grouped_leaves(subject)?;
+    let (sizes, matrices) = (&subject.leaves[input].sizes, &subject.leaves[table].sizes);
+    let made = |of_input, of_table, gives| {
+        let mut leaves = vec![Side::Whole; subject.leaves.len()];
+        (leaves[input], leaves[table]) = (of_input, of_table);
+        Axis::new(leaves, gives)
+    };
+    let mut all = each_cut(subject, matrices, |dim, blocks| {
+        (dim == 2).then(|| made(Side::Partial, Side::Cut(2, blocks), Side::Cut(1, blocks)))
+    });
+    all.extend(each_cut(subject, sizes, |dim, blocks| {
+        (dim == 1).then(|| made(Side::Cut(1, blocks), Side::Cut(1, blocks), Side::Sum))
+    }));
+    Some(all)
+}
+
+/// The rows and matrices of a grouped product, and where each matrix's rows end; a bias and another data type are not cut.
+fn grouped_leaves(subject: &Subject<'_>) -> Option<[usize; 3]> {
+    let leaves = [subject.leaf("self")?, subject.leaf("mat2")?, subject.leaf("offs")?];
+    let ranks = leaves.map(|at| subject.leaves[at].sizes.len());
+    let is_plain = !subject.call.has("bias") && !subject.call.has("out_dtype");
+    (ranks == [2, 3, 1] && subject.leaves.len() == 3 && is_plain).then_some(leaves)
+}
+
+/// Returns how a grouped product routes rows to experts, and how many rows there are.
+pub fn routed(subject: &Subject<'_>) -> Option<(Routed, u64)> {
+    let [input, table, offsets] = grouped_leaves(subject)?;
+    let (rows, experts) = (subject.leaves[input].sizes[0], subject.leaves[table].sizes[0]);
+    let Source::Value(offsets) = subject.leaves[offsets].source else { return None };
+    let degree = subject.look.degree;
+    let is_even = rows > 0 && rows.is_multiple_of(degree) && experts.is_multiple_of(degree);
+    is_even.then_some((Routed { offsets, experts }, rows))
+}
+
+/// A grouped product of the rows that are routed to the device's own experts.
+pub fn by_expert(subject: &Subject<'_>, layout: Layout) -> Option<Strategy> {
+    let [input, table, _] = grouped_leaves(subject)?;
+    let mut needs = vec![Need::Whole; subject.leaves.len()];
+    needs[input] = Need::In(layout);
+    needs[table] = Need::In(Layout::Even(Slice { dim: 0, blocks: 1 }));
+    Some(Strategy {
+        needs,
+        gives: layout,
+        special: Some(Special::Experts),
+        is_split: true,
+        ..Strategy::default()
+    })
 }
 
 /// Attention: what stands in front of positions, and positions of the query. Where a position looks at none behind it, devices look at

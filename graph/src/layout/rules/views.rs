@@ -1,5 +1,7 @@
 //! Other shapes of the same elements; joining and taking apart; sizes.
 
+use tracer::{Constant, Operand};
+
 use super::{Axis, Side, each_cut, elementwise::broadcast};
 use crate::layout::subject::Subject;
 
@@ -92,10 +94,8 @@ fn sized(subject: &Subject<'_>, axis: Axis, after: usize, rank: usize) -> Option
     let numbers = subject.call.ints(&name)?;
     let Some(item) = after.checked_sub(first).filter(|item| *item < numbers.len()) else { return Some(axis) };
     // A list that is made elsewhere has no items to change here.
-    let is_list = matches!(
-        subject.operator.arguments[argument].operand,
-        tracer::Operand::List(_) | tracer::Operand::Tuple(_)
-    );
+    let is_list =
+        matches!(subject.operator.arguments[argument].operand, Operand::List(_) | Operand::Tuple(_));
     match numbers[item] {
         Some(-1) => Some(axis),
         _ if !is_list => None,
@@ -253,7 +253,7 @@ pub fn taken_apart(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         }
         let argument = subject.argument("split_sizes").or(subject.argument("split_size"))?;
         Some(match &subject.operator.arguments[argument].operand {
-            tracer::Operand::List(items) => {
+            Operand::List(items) => {
                 (0..items.len()).fold(axis, |axis, item| axis.dividing(Some(argument), Some(item)))
             }
             _ => axis.dividing(Some(argument), None),
@@ -275,6 +275,39 @@ pub fn cat(subject: &Subject<'_>) -> Option<Vec<Axis>> {
             .then(|| Axis::new(vec![Side::Cut(dim, blocks); subject.leaves.len()], Side::Cut(dim, blocks)))
     });
     all.push(Axis::new(vec![Side::Sum; subject.leaves.len()], Side::Sum).on_terms());
+    Some(all)
+}
+
+/// `index` by one tensor of positions: positions, and dimensions that they do not stand for.
+pub fn index(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let input = subject.leaf("self")?;
+    let argument = subject.argument("indices")?;
+    let Operand::List(items) = &subject.operator.arguments[argument].operand else { return None };
+    // Others would be dimensions that are taken whole.
+    let is_left_out = |item: &Operand| matches!(item, Operand::Constant(Constant::None));
+    let [at] = (0..items.len()).filter(|item| !is_left_out(&items[*item])).collect::<Vec<_>>()[..] else {
+        return None;
+    };
+    let [_, positions] = subject.leaves.as_slice() else { return None };
+    if input != 0 || positions.argument != argument || positions.item != Some(at) {
+        return None;
+    }
+    let (sizes, own) = (&subject.leaves[0].sizes, positions.sizes.len());
+    let result = subject.result()?;
+    // Truth values choose some of the rows, and nobody knows how many.
+    let made = [&sizes[..at], &positions.sizes[..], sizes.get(at + 1..)?].concat();
+    if result != made || subject.is_mask(positions.source) {
+        return None;
+    }
+    let mut all = each_cut(subject, result, |dim, blocks| {
+        let cut = Side::Cut(dim, blocks);
+        Some(match dim {
+            dim if dim < at => Axis::new(vec![cut, Side::Whole], cut),
+            dim if dim < at + own => Axis::new(vec![Side::Partial, Side::Cut(dim - at, blocks)], cut),
+            dim => Axis::new(vec![Side::Cut(dim + 1 - own, blocks), Side::Whole], cut),
+        })
+    });
+    all.push(Axis::new(vec![Side::Sum, Side::Whole], Side::Sum).on_terms());
     Some(all)
 }
 
