@@ -108,6 +108,47 @@ fn unpinnable(problem: &Problem, states: &States, grids: &[Grid]) -> Option<Stri
     Some(format!("{cuts} `{}`{others} to where they are to be", first.name))
 }
 
+/// A grid that may have the best plan: the seconds for each micro-batch that none of its plans beats, and one replica's micro-batches.
+type Open = (f64, usize, Grid);
+
+/// Returns the grids of a strategy, what is least first; and why others cannot be, where that is for their micro-batches.
+///
+/// # Errors
+/// When there is no grid on this machine.
+fn open_grids(
+    problem: &Problem,
+    strategy: Strategy,
+    bounds: &GridBounds,
+) -> Result<(Vec<Open>, Option<PlanError>), PlanError> {
+    let (mut open, mut refused): (Vec<Open>, Option<PlanError>) = (Vec::new(), None);
+    let is_known = |grid: &Grid| {
+        problem.training.only_groups && problem.training.sharers(grid.replicas) == grid.replicas
+    };
+    for grid in grids(problem, strategy)?.into_iter().filter(|grid| !is_known(grid)) {
+        match grid.micro_batches(problem) {
+            Ok(each) => {
+                let own_bound = bounds.by_work(grid, each) / (each * grid.replicas) as f64;
+                open.push((own_bound, each, grid));
+            }
+            Err(reason) => {
+                refused = refused.or(Some(PlanError::Schedule { strategy: strategy.name(), reason }));
+            }
+        }
+    }
+    open.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Ok((open, refused))
+}
+
+/// Keeps of stages in a V, which take long to search, the shape of the best pipeline; says so where there is none.
+fn without_other_vs(open: &mut Vec<Open>, cut_space: &CutSpace, strategy: Strategy) -> Option<PlanError> {
+    let had_some = !open.is_empty();
+    let is_likely = |grid: &Grid| cut_space.likely.get() == Some((grid.ranks, grid.replicas));
+    open.retain(|(_, _, grid)| !grid.schedule.is_in_v() || is_likely(grid));
+    let reason = "on so many devices it is searched in the shape of the best pipeline, and none was found; in all shapes where it is asked for by name, or with more effort";
+    let none = PlanError::Schedule { strategy: strategy.name(), reason: reason.into() };
+    Some(none).filter(|_| had_some && open.is_empty())
+}
+
 /// Finds the best plan of a strategy that ends each step together, as the simulator times it.
 ///
 /// Also returns the seconds for each micro-batch that no plan beats with the devices in this order.
@@ -121,37 +162,15 @@ pub(crate) fn synchronous(
     let is_complete = if strategy.is_rule() { cut_space.is_chain } else { cut_space.is_complete };
     let bounds = GridBounds::new(problem, cut_space, (states, is_complete), strategy);
     // Why solved grids have no plan, and why others were not solved.
-    let (mut error, mut refused) = (None, None);
-    let mut open = Vec::new();
-    let is_known = |grid: &Grid| {
-        problem.training.only_groups && problem.training.sharers(grid.replicas) == grid.replicas
-    };
-    let grids = grids(problem, strategy).map_err(|error| (error, f64::INFINITY))?;
-    for grid in grids.into_iter().filter(|grid| !is_known(grid)) {
-        match grid.micro_batches(problem) {
-            Ok(each) => {
-                let own_bound = bounds.by_work(grid, each) / (each * grid.replicas) as f64;
-                open.push((own_bound, each, grid));
-            }
-            Err(reason) => {
-                refused = refused.or(Some(PlanError::Schedule { strategy: strategy.name(), reason }));
-            }
-        }
-    }
-    open.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (mut open, mut refused) =
+        open_grids(problem, strategy, &bounds).map_err(|error| (error, f64::INFINITY))?;
+    let mut error = None;
     // Grids that were not tried have fewer stages or replicas, so the same bounds hold for them.
     let is_all = problem.machine.devices.len() <= FEW_DEVICES || strategy.is_rule();
     let untried = open.first().filter(|_| !is_all).map_or(f64::INFINITY, |first| first.0);
-    // Stages in a V take long to search: of many shapes that of the best pipeline, where not all of them are asked for.
-    let is_asked = |grid: &Grid| {
-        let is_likely = cut_space.likely.get() == Some((grid.ranks, grid.replicas));
-        !grid.schedule.is_in_v() || is_all || problem.training.limits.replicated_chunks || is_likely
-    };
-    if !open.is_empty() && !open.iter().any(|(_, _, grid)| is_asked(grid)) {
-        let reason = "on so many devices it is searched in the shape of the best pipeline, and no such pipeline was found; all shapes are where it is asked for by name, or with more effort";
-        refused = refused.or(Some(PlanError::Schedule { strategy: strategy.name(), reason: reason.into() }));
+    if !is_all && !problem.training.limits.replicated_chunks {
+        refused = refused.or(without_other_vs(&mut open, cut_space, strategy));
     }
-    open.retain(|(_, _, grid)| is_asked(grid));
     // What was the best shape of a like question is likely to be hard to beat.
     if goal != Goal::Any {
         open.sort_by_key(|(_, _, grid)| cut_space.likely.get() != Some(grid.likeness()));
