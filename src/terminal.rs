@@ -18,8 +18,7 @@ pub fn width() -> Option<usize> {
         return None;
     }
     let asked = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse().ok());
-    let own = || rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| usize::from(size.ws_col));
-    asked.or_else(own).filter(|width| *width > 0).map(|width| width.max(NARROWEST))
+    asked.or_else(|| columns(std::io::stdout())).filter(|width| *width > 0).map(|width| width.max(NARROWEST))
 }
 
 /// Returns the columns of the terminal that standard error is; none for a pipe or a file.
@@ -27,8 +26,18 @@ pub fn error_width() -> Option<usize> {
     if !std::io::stderr().is_terminal() {
         return None;
     }
-    let size = rustix::termios::tcgetwinsize(std::io::stderr()).ok();
-    size.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0).map(|width| width.max(NARROWEST))
+    columns(std::io::stderr()).filter(|width| *width > 0).map(|width| width.max(NARROWEST))
+}
+
+#[cfg(unix)]
+fn columns(terminal: impl std::os::fd::AsFd) -> Option<usize> {
+    rustix::termios::tcgetwinsize(terminal).ok().map(|size| usize::from(size.ws_col))
+}
+
+/// Elsewhere only the variable says it.
+#[cfg(not(unix))]
+fn columns<T>(_terminal: T) -> Option<usize> {
+    None
 }
 
 /// Joins lines that follow each other without an indentation: who prints them breaks them anew.

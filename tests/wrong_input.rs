@@ -403,7 +403,7 @@ fn slips_in_files_are_told_in_the_words_of_the_file() {
         let output = run(folder.path(), arguments);
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{name}: {said}");
-        for serde in ["invalid type", "expected", "struct ", "u32", "f64", "sequence", "unit value"] {
+        for serde in ["invalid type", "expected", "struct ", "u32", "f64", "a sequence", "unit value"] {
             assert!(!said.contains(serde) || said.contains("is expected"), "{name}: {said}");
         }
         let place = said.split_once("─[").and_then(|(_, rest)| rest.split_once(']')).map(|(place, _)| place);

@@ -4,8 +4,9 @@ import torch
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# torch's counter has no formula for the fused attention of processors.
-ATTENTION = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+# torch's counter has no formula for the fused attention of processors, and none for heads that share keys and values.
+KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+ATTENTION = [getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}", None) for kernel in KERNELS]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -19,10 +20,11 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         made = function(*args, **kwargs)
-        if formula := flop_counter.flop_registry.get(function._overloadpacket):
+        if function._overloadpacket in ATTENTION:
+            query, key, value = (tensor.shape for tensor in args[:3])
+            self.count += 2 * query[:-1].numel() * key[-2] * (query[-1] + value[-1])
+        elif formula := flop_counter.flop_registry.get(function._overloadpacket):
             self.count += formula(*args, **kwargs, out_val=made)
-        elif function._overloadpacket is ATTENTION:
-            self.count += flop_counter.sdpa_flop_count(*(value.shape for value in args[:3]))
         return made
 
 
