@@ -8,7 +8,7 @@
 //! - 1F1B: `Σ_{t<s} T_t + m·T_s + i + j` for each `s`. Micro-batch 0 comes back to `s` after `R = Σ_{t>s} T_t`, and `s` has only
 //!   `k = p-s-1` forward passes to do meanwhile: `i ≥ R - k·F_s`. The last one likewise: `j ≥ R - k·B_s`. Where
 //!   `m > p-s` these waits lie apart, so together `i + j ≥ 2R - k·T_s`.
-//! - Zero-bubble: `Σ_{t<s} F_t + m·T_s`.
+//! - Zero-bubble, whatever its order: `Σ_{t<s} F_t + m·T_s`.
 //!
 //! The least `X` for which stages exist is found by bisection: for a given `X`, taking as much as is allowed into each stage in turn
 //! gets farthest, because what is allowed shrinks by less than what was taken more. Ends of stages are rounded down to the
@@ -52,7 +52,7 @@ impl Steps<'_> {
                     (true, false) => f64::NAN,
                 }
             }),
-            Schedule::InterleavedZeroBubble if !self.states.is_empty() => {
+            Schedule::InterleavedZeroBubble | Schedule::Zb2p if !self.states.is_empty() => {
                 self.least(&|step, _, (_, forward)| (step - forward) / m)
             }
             _ => m * self.total / self.ranks as f64,
@@ -64,7 +64,7 @@ impl Steps<'_> {
         let slack = 1.0 + 1e-12;
         // Of all states within reach, the one from which the next stage gets farthest: on a DAG not always the one with most work.
         let m = self.micro_batches as f64;
-        let is_zero_bubble = self.schedule == Schedule::InterleavedZeroBubble;
+        let is_zero_bubble = matches!(self.schedule, Schedule::InterleavedZeroBubble | Schedule::Zb2p);
         let mut farthest = self.states.to_vec();
         for index in 1..farthest.len() {
             let (one, other) = (farthest[index - 1], farthest[index]);
@@ -160,6 +160,7 @@ mod tests {
                 Schedule::GPipe,
                 Schedule::OneForwardOneBackward,
                 Schedule::InterleavedZeroBubble,
+                Schedule::Zb2p,
                 Schedule::LayerParallel,
             ] {
                 let shape = Shape { ranks: ranks as u32, chunks: 1, micro_batches: micro_batches as u32 };

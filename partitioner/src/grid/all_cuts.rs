@@ -211,10 +211,10 @@ impl<'a> AllCuts<'a> {
             let earlier = stages.iter().enumerate().filter(|(stage, _)| self.grid.rank_of(*stage) == rank);
             let earlier =
                 earlier.map(|(_, (_, times))| times.forward + times.input_gradient + times.weight_gradient);
-            return Beginning {
-                least_step: least_step.max(each * (own.compute + earlier.sum::<f64>())),
-                head: 0.0,
-            };
+            // Its first pass comes behind the forward passes of the ranks before.
+            let head: f64 = stages.iter().take(rank).map(|(_, times)| times.forward).sum();
+            let least = head + each * (own.compute + earlier.sum::<f64>());
+            return Beginning { least_step: least_step.max(least), head: 0.0 };
         }
         let rest = self.rest[index + 1][end];
         let (there, back) = self.border(index, start);
@@ -231,7 +231,7 @@ impl<'a> AllCuts<'a> {
                     head: next,
                 }
             }
-            Schedule::InterleavedZeroBubble => {
+            Schedule::InterleavedZeroBubble | Schedule::Zb2p => {
                 let here = head + there;
                 let next = here + own.forward;
                 Beginning {
