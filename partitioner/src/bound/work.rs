@@ -52,9 +52,8 @@ impl Steps<'_> {
                     (true, false) => f64::NAN,
                 }
             }),
-            Schedule::InterleavedZeroBubble | Schedule::Zb2p if !self.states.is_empty() => {
-                self.least(&|step, _, (_, forward)| (step - forward) / m)
-            }
+            // Whatever the order, a stage begins behind the forward passes of those before it.
+            _ if !self.states.is_empty() => self.least(&|step, _, (_, forward)| (step - forward) / m),
             _ => m * self.total / self.ranks as f64,
         }
     }
@@ -64,11 +63,11 @@ impl Steps<'_> {
         let slack = 1.0 + 1e-12;
         // Of all states within reach, the one from which the next stage gets farthest: on a DAG not always the one with most work.
         let m = self.micro_batches as f64;
-        let is_zero_bubble = matches!(self.schedule, Schedule::InterleavedZeroBubble | Schedule::Zb2p);
+        let is_by_forward = !matches!(self.schedule, Schedule::GPipe | Schedule::OneForwardOneBackward);
         let mut farthest = self.states.to_vec();
         for index in 1..farthest.len() {
             let (one, other) = (farthest[index - 1], farthest[index]);
-            if is_zero_bubble && one.0 - one.1 / m > other.0 - other.1 / m {
+            if is_by_forward && one.0 - one.1 / m > other.0 - other.1 / m {
                 farthest[index] = one;
             }
         }

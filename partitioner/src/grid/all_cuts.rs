@@ -13,7 +13,7 @@ use crate::{
     grid::{shape::Grid, stage_times::stage_times, step_time::StageTimes},
     pinned::Pinned,
     solution::SolutionStage,
-    stage::{costs::StageCosts, scorer::Scorer},
+    stage::{costs::StageCosts, run::of_rank, scorer::Scorer},
 };
 
 /// What rounding to whole nanoseconds takes off a transfer at the most.
@@ -208,9 +208,9 @@ impl<'a> AllCuts<'a> {
         if self.grid.chunks > 1 {
             // A rank computes all of its chunks.
             let rank = self.grid.rank_of(index);
-            let earlier = stages.iter().enumerate().filter(|(stage, _)| self.grid.rank_of(*stage) == rank);
+            let earlier = of_rank(stages, self.grid.schedule, self.grid.ranks, rank);
             let earlier =
-                earlier.map(|(_, (_, times))| times.forward + times.input_gradient + times.weight_gradient);
+                earlier.map(|(_, times)| times.forward + times.input_gradient + times.weight_gradient);
             // Its first pass comes behind the forward passes of the ranks before.
             let head: f64 = stages.iter().take(rank).map(|(_, times)| times.forward).sum();
             let least = head + each * (own.compute + earlier.sum::<f64>());
@@ -231,7 +231,8 @@ impl<'a> AllCuts<'a> {
                     head: next,
                 }
             }
-            Schedule::InterleavedZeroBubble | Schedule::Zb2p => {
+            // Whatever the order, a stage begins behind the forward passes of those before it.
+            _ => {
                 let here = head + there;
                 let next = here + own.forward;
                 Beginning {
@@ -239,7 +240,6 @@ impl<'a> AllCuts<'a> {
                     head: next,
                 }
             }
-            _ => Beginning { least_step: least_step.max(each * own.compute.max(rest)), head: 0.0 },
         }
     }
 

@@ -36,7 +36,7 @@ use crate::{
         in_flight::in_flight_of,
         lines::Lines,
         place::Neighbours,
-        run::{Cut, Run},
+        run::{Cut, Run, of_rank},
         score::Rules,
         scorer::Scorer,
     },
@@ -307,8 +307,7 @@ impl<'a> Attempt<'a> {
         let Self { solver, grid, problem, .. } = self;
         let limits: Vec<f64> = self.memory.iter().map(|bytes| bytes * share).collect();
         let held = |rank: usize| -> f64 {
-            let own = stages.iter().enumerate().filter(|(index, _)| grid.rank_of(*index) == rank);
-            own.map(|(_, stage)| stage.score.memory).sum()
+            of_rank(&stages, grid.schedule, grid.ranks, rank).map(|stage| stage.score.memory).sum()
         };
         let is_open = grid.chunks > 1 || share < 1.0;
         if is_open && (0..grid.ranks).any(|rank| held(rank) > limits[rank]) {

@@ -15,7 +15,7 @@ use crate::{
     plan_auto,
     plan_file::{placed::GivenStage, score::score_placed},
     plan_model, plan_with,
-    stage::run::rank_of,
+    stage::run::{of_rank, rank_of},
     strategy::candidates,
 };
 
@@ -214,9 +214,7 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                         }
                         // What each rank computes bounds a plan from below.
                         let busy = (0..n_ranks).map(|rank| {
-                            let is_own = |stage: usize| rank_of(form.schedule, stage, n_ranks) == rank;
-                            let blocks = parts.iter().enumerate().filter(|(stage, _)| is_own(*stage));
-                            let blocks = blocks.flat_map(|(_, part)| part);
+                            let blocks = of_rank(parts, form.schedule, n_ranks, rank).flatten();
                             let again = |block: usize| if choice[block] == 1 { 1.0 } else { 0.0 };
                             let work = blocks.map(|&block| {
                                 let seconds = problem.blocks[block].seconds();
@@ -297,7 +295,7 @@ fn strategies_say_the_truth_about_all_plans() {
 
 #[test]
 fn strategies_say_the_truth_where_stages_are_computed_again_whole() {
-    all_plans(&mut Dice(43), 40, RecomputeUnit::Stage, (0.95, 0.75), |_, _| true);
+    all_plans(&mut Dice(43), 60, RecomputeUnit::Stage, (0.95, 0.75), |_, _| true);
 }
 
 /// Some blocks are always computed again, others never.
@@ -452,7 +450,7 @@ fn all_plans(
     // Truth alone would be cheap: a planner that promises nothing is never wrong.
     let (n, equal, said) = (f64::from(n_plans), f64::from(n_equal), f64::from(n_optimal));
     assert!(
-        equal > share_equal * n && said > share_said * n && bounds > 0.93 * n && n_none < 3 * n_plans,
+        equal > share_equal * n && said > share_said * n && bounds > 0.95 * n && n_none < 2 * n_plans,
         "of {n_plans} plans, {n_equal} are the fastest and {n_optimal} said so; bounds come to {}; {n_none} none",
         bounds / n
     );

@@ -141,8 +141,7 @@ mod tests {
     use crate::{
         dag::cut_states::States,
         oracle::random_problems::{Dice, cases, is_skipped, problem},
-        stage::in_flight::InFlight,
-        stage::score::Rules,
+        stage::{in_flight::InFlight, score::Rules},
     };
 
     #[test]

@@ -23,7 +23,7 @@ use crate::{
     stage::{
         in_flight::{InFlight, in_flight_of},
         place::Neighbours,
-        run::{Cut, Run, rank_of},
+        run::{Cut, Run, of_rank, rank_of},
         score::Rules,
         scorer::Scorer,
     },
@@ -297,13 +297,11 @@ impl Given<'_> {
         let Err(rank) = share_memory(stages, self.schedule, self.n_ranks) else { return Ok(()) };
         let blocks = &self.problem.blocks;
         let size = |block: &&usize| blocks[**block].parameters.0 + blocks[**block].activations.0;
-        let is_of_rank = |index: usize| rank_of(self.schedule, index, self.n_ranks) == rank;
-        let of_rank =
-            || stages.iter().enumerate().filter(|(index, _)| is_of_rank(*index)).map(|(_, stage)| stage);
-        let largest = of_rank().flat_map(|stage| stage.blocks.iter()).max_by_key(size);
+        let own = || of_rank(stages, self.schedule, self.n_ranks, rank);
+        let largest = own().flat_map(|stage| stage.blocks.iter()).max_by_key(size);
         Err(PlanError::Memory {
             block: largest.map_or_else(String::new, |&block| blocks[block].path.clone()),
-            needed: of_rank().map(|stage| stage.score.memory).sum::<f64>() as u64,
+            needed: own().map(|stage| stage.score.memory).sum::<f64>() as u64,
             device: self.device(&stages[rank]),
             limit: stages[rank].score.limit as u64,
         })

@@ -7,6 +7,17 @@ pub(crate) fn rank_of(schedule: Schedule, stage: usize, n_ranks: usize) -> usize
     schedule.rank_of(stage as u32, n_ranks as u32) as usize
 }
 
+/// Returns what there is for each of the stages that a rank holds.
+pub(crate) fn of_rank<T>(
+    stages: &[T],
+    schedule: Schedule,
+    n_ranks: usize,
+    rank: usize,
+) -> impl Iterator<Item = &T> {
+    let is_own = move |stage: usize| rank_of(schedule, stage, n_ranks) == rank;
+    stages.iter().enumerate().filter(move |(stage, _)| is_own(*stage)).map(|(_, stage)| stage)
+}
+
 /// A run of devices in the order of the machine, or every `stride`-th of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
