@@ -10,6 +10,7 @@ use crate::{
     failure::Failure,
     files,
     output::{Format, Output},
+    visible::cell,
 };
 
 mod models;
@@ -102,4 +103,14 @@ impl Diff {
 fn is_model(path: &Path) -> Result<bool, Failure> {
     let bytes = files::read_start(path, 64)?;
     Ok(bytes.starts_with(b"PK") || bytes.trim_ascii_start().starts_with(b"graph("))
+}
+
+/// Names blocks by their first and last.
+fn run_of<'a>(mut blocks: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let n = blocks.len();
+    let first = cell(blocks.next().unwrap_or_default());
+    match blocks.last() {
+        Some(last) => format!("{first} … {} ({n} blocks)", cell(last)),
+        None => first.into_owned(),
+    }
 }

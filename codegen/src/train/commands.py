@@ -93,7 +93,7 @@ def failed(error, rank, arguments, is_launched, watch):
 
 def refuse_slices(manifest, arguments):
     """Refuses what does not go with slices that are stepped by themselves, before anything starts."""
-    for option, is_given in {
+    given = {
         "--check": arguments.check,
         "--single": arguments.single,
         "--dtype fp16": arguments.dtype == "fp16",
@@ -104,9 +104,8 @@ def refuse_slices(manifest, arguments):
         f"--schedule {arguments.schedule}": bool(arguments.updates) or arguments.copies > 1,
         f"--replicas {arguments.replicas}": len(set(str(arguments.replicas).split(","))) > 1,
         "--form torchscript": any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]),
-    }.items():
-        if is_given:
-            sys.exit(f"{option} does not go with --sync {arguments.sync}: --sync buckets")
+    }
+    refuse(given, f"--sync {arguments.sync}", "--sync buckets")
     for tied in manifest["tied"]:
         if tied["requires_grad"] and len({holder["stage"] for holder in tied["holders"]}) > 1:
             names = " and ".join(sorted({f"`{holder['name']}`" for holder in tied["holders"]}))
@@ -115,28 +114,26 @@ def refuse_slices(manifest, arguments):
 
 def refuse_collective(arguments):
     """Refuses what does not go with sums of gradients that are no all-reduce of the backend, before anything starts."""
-    for option, is_given in {
+    given = {
         f"--sync {arguments.sync}": arguments.sync != "buckets",
         f"--sharding {arguments.sharding}": arguments.sharding != "none",
         f"--shards {arguments.shards}": arguments.shards > 1,
         f"--schedule {Path(arguments.schedule).name}": bool(arguments.updates) or arguments.copies > 1,
-    }.items():
-        if is_given:
-            sys.exit(f"{option} does not go with --collective {arguments.collective}: --collective fastest")
+    }
+    refuse(given, f"--collective {arguments.collective}", "--collective fastest")
 
 
 def refuse_norms(manifest, arguments):
     """Refuses what does not go with batch norms over replicas, before anything starts."""
-    for option, is_given in {
+    given = {
         "--check": arguments.check,
         "--single": arguments.single,
         f"--shards {arguments.shards}": arguments.shards > 1,
         f"--schedule {Path(arguments.schedule).name}": bool(arguments.updates) or arguments.copies > 1,
         f"--replicas {arguments.replicas}": len(set(str(arguments.replicas).split(","))) > 1,
         "--form torchscript": any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]),
-    }.items():
-        if is_given:
-            sys.exit(f"{option} does not go with --batch-norm sync: --batch-norm average")
+    }
+    refuse(given, "--batch-norm sync", "--batch-norm average")
 
 
 def steps(run, arguments):

@@ -14,6 +14,13 @@ def read_csv(path):
     return ranks
 
 
+def refuse(options, what, instead):
+    """Ends where an option is given that does not go with something, and says what would."""
+    for option, is_given in options.items():
+        if is_given:
+            sys.exit(f"{option} does not go with {what}: {instead}")
+
+
 # Schedules that run two copies of the model.
 TWO_WAY = ("gems", "gemsmaster", "gemsmast", "mast", "master", "chimera", "dualpipe")
 

@@ -22,7 +22,7 @@ def refuse_without_flush(manifest, arguments):
     name, count = arguments.schedule, len(manifest["stages"])
     if any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]):
         sys.exit(f"archives cannot keep versions of their weights, as {name} does: --form python, or --schedule 1F1B")
-    for option, is_given in {
+    given = {
         "--check": arguments.check,
         "--host-trace": arguments.host_trace,
         "--single": arguments.single,
@@ -30,9 +30,8 @@ def refuse_without_flush(manifest, arguments):
         f"--sharding {arguments.sharding}": arguments.sharding != "none",
         f"--shards {arguments.shards}": arguments.shards > 1,
         f"--clip {arguments.clip}": arguments.clip is not None,
-    }.items():
-        if is_given:
-            sys.exit(f"{option} does not go with {name}: --schedule 1F1B")
+    }
+    refuse(given, name, "--schedule 1F1B")
     replicas = [int(part) for part in str(arguments.replicas).split(",")]
     replicas = replicas * count if len(replicas) == 1 else replicas
     if len(set(replicas)) > 1 and arguments.updates == VERTICAL_SYNC:

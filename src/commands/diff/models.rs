@@ -6,6 +6,7 @@ use graph::{ModelGraph, Operand, Operator, OperatorClass};
 use indexmap::IndexMap;
 use schema::{ANSWER_VERSION, Bytes, DifferentBlock, Flops, ModelDiffAnswer, ModelDiffSide};
 
+use super::run_of;
 use crate::{
     columns::columns,
     commands::{
@@ -13,7 +14,6 @@ use crate::{
         inspect::grouped,
     },
     failure::Failure,
-    visible::cell,
     workspace::Workspace,
 };
 
@@ -173,14 +173,9 @@ pub(super) fn text(answer: &ModelDiffAnswer) -> String {
     };
     let runs: Vec<&[DifferentBlock]> = blocks.chunk_by(|a, b| how(a) == how(b)).collect();
     for run in runs.iter().take(MOST_RUNS) {
-        let name = |block: &DifferentBlock| {
-            if block.block.is_empty() { "(root)".to_string() } else { cell(&block.block).into_owned() }
-        };
-        let names = match run {
-            [one] => name(one),
-            [first, .., last] => format!("{} … {} ({} blocks)", name(first), name(last), run.len()),
-            [] => continue,
-        };
+        let names =
+            run.iter().map(|block| if block.block.is_empty() { "(root)" } else { block.block.as_str() });
+        let names = run_of(names);
         let sum = |of: fn(&DifferentBlock) -> u64| run.iter().map(of).sum::<u64>();
         let count = match (sum(|block| block.before), sum(|block| block.after)) {
             (1, 0) | (0, 1) => "1 operator".to_string(),

@@ -12,7 +12,8 @@ use schema::{
     Timeline,
 };
 
-use crate::{columns::columns, commands::simulate, failure::Failure, plan_file, visible::cell};
+use super::run_of;
+use crate::{columns::columns, commands::simulate, failure::Failure, plan_file};
 
 /// Compares two plans, and returns their simulated steps.
 pub(super) fn compare(paths: [&Path; 2]) -> Result<(DiffAnswer, [Timeline; 2]), Failure> {
@@ -222,14 +223,4 @@ fn moves(answer: &DiffAnswer) -> String {
         text.push_str(&format!("  {} → {}  {names}\n", run[0].before, run[0].after));
     }
     text
-}
-
-/// Names blocks by their first and last.
-fn run_of<'a>(mut blocks: impl ExactSizeIterator<Item = &'a str>) -> String {
-    let n = blocks.len();
-    let first = cell(blocks.next().unwrap_or_default());
-    match blocks.last() {
-        Some(last) => format!("{first} … {} ({n} blocks)", cell(last)),
-        None => first.into_owned(),
-    }
 }
