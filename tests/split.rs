@@ -393,6 +393,52 @@ fn schedules_and_replicas_do_not_change_the_losses() {
     }
 }
 
+/// Schedules of their own cut, run as `split` wrote them: where stages lie, what `plan --check` says of the plan, the losses.
+#[cfg(feature = "torch")]
+#[test]
+fn stages_in_a_v_train_as_others_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let losses = |out: &Path| {
+        let mut run = command();
+        run.arg("run").arg(out).args(["--steps", "2", "--format", "json"]);
+        let answer: Value = serde_json::from_slice(&run.assert().success().get_output().stdout).unwrap();
+        answer["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    let mut expected = Vec::new();
+    let asked = ["--devices", "2xt4", "--micro-batches", "8", "--format", "json"];
+    for (schedule, devices) in
+        [("gpipe", &[0, 1][..]), ("zb2p", &[0, 1]), ("zbv", &[0, 1, 1, 0]), ("dualpipev", &[0, 1, 1, 0])]
+    {
+        let out = folder.path().join(schedule);
+        let model = "traces/gpt2_tiny.pt";
+        split(model, &out, &[&["--schedule", schedule], &asked[..]].concat());
+        let file = out.join("plan.yaml");
+        let plan = std::fs::read_to_string(&file).unwrap();
+        let (_, stages) = plan.split_once("\nstages:\n").unwrap();
+        let found: Vec<&str> = stages.lines().filter_map(|line| line.strip_prefix("  - node0:")).collect();
+        assert_eq!(found, devices.iter().map(ToString::to_string).collect::<Vec<_>>(), "{schedule}");
+        let simulated = command().arg("simulate").arg(&file).args(["--format", "json"]).assert().success();
+        let simulated: Value = serde_json::from_slice(&simulated.get_output().stdout).unwrap();
+        let mut check = command();
+        check
+            .arg("plan")
+            .arg(fixture(model))
+            .args(["--devices", "2xt4", "--format", "json", "--check"])
+            .arg(&file);
+        let checked: Value = serde_json::from_slice(&check.assert().success().get_output().stdout).unwrap();
+        let [checked, simulated] =
+            [checked, simulated].map(|answer| (answer["step_seconds"].as_f64().unwrap() * 1e9).round());
+        assert_eq!(checked, simulated, "{schedule}");
+        let ours = losses(&out);
+        if expected.is_empty() {
+            expected.clone_from(&ours);
+        }
+        for (ours, expected) in ours.iter().zip(&expected) {
+            assert!((ours / expected - 1.0).abs() < 1e-5, "{schedule}: {ours} {expected}");
+        }
+    }
+}
+
 #[test]
 fn every_file_says_who_wrote_it() {
     let place = tempfile::tempdir().unwrap();
