@@ -331,6 +331,27 @@ def kept(cases):
     return f"killed four times, {unfinished} checkpoints unfinished, bit-equal"
 
 
+def killed_between(cases):
+    """Between any two lines that give a checkpoint its name, a job can be killed: it goes on from the last one that counts."""
+    run, path = Trained(cases, "gpt2_tiny"), task(cases.place, "gpt", **ADAM)
+    place = run.out / "train_parts" / "checkpoints.py"
+    text = place.read_text()
+    common = ("--task", path, *two(4), "--allow-changes", "--save", "between", "--save-every", "1", "--keep", "2")
+    counts = '(self.folder / f"{name}.part").rename(self.folder / name)'
+    for line, step in ((counts, 2), ("synced(self.folder)\n                #", 3), ("for old in before", 3)):
+        shutil.rmtree(run.out / "between", ignore_errors=True)
+        assert text.count(line) == 1
+        place.write_text(text.replace(line, f'name == "step_00000003" and os._exit(9)\n                {line}'))
+        try:
+            run.run(2, *common, fails=True)
+        finally:
+            place.write_text(text)
+        _, said = run.run(2, *common, "--resume", "--steps", "4")
+        if f"resumed after step {step}" not in said:
+            raise Failed(f"killed before `{line}`, not resumed after step {step}:\n{said}")
+    return "three places"
+
+
 def pretrained(run, state):
     """`--like` gives a folder with the names, and the files beside the weights, of another one."""
     like, out = run.out / "like", run.out / "pretrained"
@@ -993,6 +1014,7 @@ def cases():
             c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--sharding", "zero3", *two(2)), two(4), False, more=1
         ),
         "resume, kept checkpoints": kept,
+        "resume, killed between two names": killed_between,
         "a task's faults": refused,
         "not finite": not_finite,
         "validation, batch norm": lambda c: validated(c, "resnet", 2, 1),

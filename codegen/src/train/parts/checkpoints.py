@@ -59,13 +59,14 @@ class Checkpoints:
         try:
             written.result()
             if self.rank == 0:  # which has the result of all ranks
-                if (self.folder / name).exists():
-                    self.remove(name)
-                (self.folder / f"{name}.part").rename(self.folder / name)
-                synced(self.folder)
                 latest = self.folder / "latest.part"
                 latest.write_text(name)
                 os.replace(latest, self.folder / "latest")
+                if (self.folder / name).exists():
+                    self.remove(name)
+                # From here on it counts: whoever is killed before goes on from an earlier one.
+                (self.folder / f"{name}.part").rename(self.folder / name)
+                synced(self.folder)
                 # Those of later steps are of another run, which began earlier.
                 before = [old for old in whole_ones(self.folder) if old <= name]
                 for old in before[: -self.keep] if self.keep else []:
@@ -108,10 +109,15 @@ def whole_ones(folder):
 
 
 def last_checkpoint(folder):
-    """Returns the folder of the last checkpoint; nothing where there is none."""
+    """Returns the folder of the last checkpoint; nothing where there is none.
+
+    `latest` names the one that was written last, or was about to be: those of later steps are of another run.
+    """
     latest, found = Path(folder) / "latest", whole_ones(folder)
-    name = latest.read_text().strip() if latest.is_file() else None
-    return Path(folder) / (name if name in found else found[-1]) if found else None
+    if latest.is_file():
+        last = latest.read_text().strip()
+        found = [name for name in found if name <= last]
+    return Path(folder) / found[-1] if found else None
 
 
 def tensors_in(source):
