@@ -91,7 +91,6 @@ pub use problem::{
 pub use serving::score::cache_growth;
 pub use solution::{MadeBy, Objective, Solution, SolutionStage};
 pub use stage::{
-    in_flight::InFlight,
     knapsack,
     place::Neighbours,
     run::Run,

@@ -3,7 +3,6 @@
 pub(crate) mod block_bytes;
 pub(crate) mod collective;
 pub(crate) mod costs;
-pub(crate) mod in_flight;
 pub mod knapsack;
 pub(crate) mod lines;
 pub(crate) mod memo;

@@ -85,6 +85,18 @@ impl Strategy {
         STRATEGIES.into_iter().find(|strategy| is_named(strategy.row()))
     }
 
+    /// Returns the strategy that plans stages for a schedule.
+    pub fn of_schedule(schedule: Schedule) -> Option<Self> {
+        STRATEGIES.into_iter().find(|one| one.row().schedule.or(one.two_copies()) == Some(schedule))
+    }
+
+    /// Returns the schedules of pipelines that `auto` chooses among.
+    pub fn schedules() -> impl Iterator<Item = Schedule> {
+        let pipelines =
+            STRATEGIES.into_iter().filter(|strategy| strategy.is_candidate() && !strategy.row().is_serial);
+        pipelines.filter_map(|strategy| strategy.row().schedule)
+    }
+
     /// Tells whether it cuts by a rule that people use by hand.
     pub fn is_rule(self) -> bool {
         matches!(self.row().search, Search::Rule(_))

@@ -28,6 +28,17 @@ pub struct Clock {
     pub peak_until_input_gradient: Vec<u32>,
 }
 
+impl Clock {
+    /// Returns the share of device time that is idle: bubble over makespan.
+    pub fn bubble(&self) -> f64 {
+        let total = self.makespan as f64 * self.busy.len() as f64;
+        if total == 0.0 {
+            return 0.0;
+        }
+        1.0 - self.busy.iter().map(|busy| *busy as f64).sum::<f64>() / total
+    }
+}
+
 /// Start and end of one operation; a joined pair has one span twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {

@@ -1,8 +1,8 @@
 //! How long does a training step take under a plan, and where does the time go?
 //!
 //! Numbers only: a [`Workload`] (stages and their costs), an [`order::Order`] of operations and a [`Machine`] go in, a
-//! [`Timeline`] comes out. [`clock()`] is the exact integer time of an order at uniform costs; [`closed_form`] says
-//! the same in formulas where they exist.
+//! [`Timeline`] comes out. [`clock()`] is the exact integer time of an order at uniform costs; [`order::Schedule::makespan`]
+//! says the same in formulas where they exist.
 //!
 //! ```
 //! use simulator::{Cost, Link, Machine, Workload, order, simulate};
@@ -16,7 +16,6 @@
 //! ```
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-pub mod closed_form;
 pub mod collective;
 pub mod data_parallel;
 pub mod order;

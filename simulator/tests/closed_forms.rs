@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use simulator::{
-    Cost, clock, closed_form,
+    Cost, clock,
     order::{ALL, Schedule, Shape, make_for_costs},
 };
 
@@ -15,7 +15,7 @@ fn check(schedule: Schedule, shape: Shape, cost: Cost) -> bool {
     let Ok(order) = make_for_costs(schedule, shape, cost) else { return false };
     let found =
         clock(&order, &cost).unwrap_or_else(|error| panic!("{schedule:?} {shape:?} {cost:?}: {error}"));
-    let formula = closed_form::makespan(schedule, shape, &cost);
+    let formula = schedule.makespan(shape, &cost);
     if let Some(makespan) = formula {
         assert_eq!(makespan, found.makespan, "{schedule:?} {shape:?} {cost:?}");
     }

@@ -14,7 +14,6 @@ mod graph;
 mod inspect;
 mod man;
 mod plan;
-mod planned_schedules;
 pub mod profile;
 mod report;
 pub mod run;

@@ -18,7 +18,6 @@ use super::{
     emit::{self, CutAt, FormArguments},
     graph::{self, GraphRequest},
     plan::{self, PlanArguments, PlanRequest, Subject},
-    planned_schedules::{OTHERS, PIPELINES},
     report::{self, PlannedPage},
     simulate,
 };
@@ -92,7 +91,7 @@ struct Found {
 
 /// Returns the names of the schedules that are offered.
 pub fn schedules() -> Vec<&'static str> {
-    PIPELINES.map(|one| one.0.name()).to_vec()
+    Strategy::schedules().map(Schedule::name).collect()
 }
 
 fn schedule_help() -> String {
@@ -204,16 +203,16 @@ impl Split {
     fn strategy(&self) -> Result<Option<Strategy>, Failure> {
         let Some(name) = &self.schedule else { return self.asking.strategy() };
         let schedule = Schedule::from_name(name).map_err(simulate::order_failure)?;
-        let planned = PIPELINES.iter().chain(&OTHERS).find(|(known, _)| *known == schedule);
-        let (_, strategy) = planned.ok_or_else(|| {
-            let [first @ .., last] = PIPELINES.map(|one| one.0.name());
+        let strategy = Strategy::of_schedule(schedule).ok_or_else(|| {
+            let names = schedules();
+            let (last, first) = names.split_last().expect("some are offered");
             let hint = format!(
                 "plan for {} or {last}; `model-analyze simulate PLAN --schedule NAME` times a plan under others",
                 first.join(", ")
             );
             Failure::input(format!("no stages are planned for {} yet", schedule.name())).with_hint(hint)
         })?;
-        Ok(Some(*strategy))
+        Ok(Some(strategy))
     }
 
     /// Fills the folder; returns what lies in it.

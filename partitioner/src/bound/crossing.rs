@@ -12,7 +12,7 @@ use std::{
     ops::Range,
 };
 
-use simulator::order::Schedule;
+use simulator::order::{InFlight, Schedule};
 
 use crate::{
     Block, NodeSet, Problem,
@@ -21,7 +21,7 @@ use crate::{
         min_cut::{Closures, NarrowCut, Window},
     },
     dag::cut_states::States,
-    stage::{in_flight::InFlight, memo::Memo},
+    stage::memo::Memo,
 };
 
 /// No window is narrower than this part of the work.
@@ -414,7 +414,6 @@ mod tests {
             random_problems::{Dice, cases, is_skipped, problem},
         },
         plan_file::{placed::GivenStage, score::score_placed},
-        stage::in_flight::in_flight_of,
     };
 
     /// Holds every window against all cuts of the graph; counts those with cuts, and those of which the narrowest is known.
@@ -511,7 +510,7 @@ mod tests {
                     shares_ports: problem.machine.levels.len() == 1,
                     limit: problem.machine.devices.iter().map(|d| d.memory.0 as f64).fold(0.0, f64::max),
                     copies: problem.training.copies(1),
-                    in_flight: in_flight_of(schedule, ranks, chunks, micro_batches, 1),
+                    in_flight: schedule.in_flight(ranks, chunks, micro_batches, 1),
                     least: micro_batches as f64 * problem.seconds() / ranks as f64,
                 };
                 let Some(fastest) = fastest(&problem, &question) else { continue };

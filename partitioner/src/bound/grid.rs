@@ -15,7 +15,7 @@ use crate::{
     grid::shape::Grid,
     problem::Problem,
     simulate::is_simulated,
-    stage::{in_flight::in_flight_of, memo::Memo},
+    stage::memo::Memo,
     strategy::Strategy,
 };
 
@@ -116,7 +116,7 @@ impl<'a> GridBounds<'a> {
         let n_devices = (ranks * replicas).min(self.power.len());
         let all = (micro_batches * replicas) as f64 * self.problem.seconds() / self.power[n_devices - 1];
         // One micro-batch goes through all stages and back; weight gradients may wait for that, side by side.
-        let is_split = in_flight_of(schedule, ranks, chunks, micro_batches, 1).is_split();
+        let is_split = schedule.in_flight(ranks, chunks, micro_batches, 1).is_split();
         let one = if is_split { self.there_and_back } else { self.total };
         // No stage's replicas add up gradients before its last backward pass begins: on average of the stages. Those of one chunk may
         // be added up beside the passes of another.
@@ -191,7 +191,7 @@ impl<'a> GridBounds<'a> {
         // Power begins with the fastest device's.
         let (speed, rate) = (self.power[0], machine.least_seconds_per_byte());
         let limit = machine.devices.iter().map(|device| device.memory.0 as f64).fold(0.0, f64::max);
-        let in_flight = in_flight_of(schedule, ranks, chunks, micro_batches, 1);
+        let in_flight = schedule.in_flight(ranks, chunks, micro_batches, 1);
         Question {
             schedule,
             speed,

@@ -14,7 +14,6 @@ use crate::{
     cut_space::CutSpace,
     grid::shape::Grid,
     plan_with,
-    stage::in_flight::in_flight_of,
 };
 
 const PAGE: &str = include_str!("../../../docs/bounds.md");
@@ -101,7 +100,7 @@ fn what_does_not_fit_bounds_the_step() {
         shares_ports: true,
         limit: 155.0,
         copies: problem.training.copies(1),
-        in_flight: in_flight_of(schedule, 2, 1, 4, 1),
+        in_flight: schedule.in_flight(2, 1, 4, 1),
         least: 30.0,
     };
     assert_near(crossing.step(&question, f64::INFINITY), "memory", 0, 0.004);

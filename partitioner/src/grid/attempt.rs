@@ -33,7 +33,6 @@ use crate::{
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
         costs::StageCosts,
-        in_flight::in_flight_of,
         lines::Lines,
         place::Neighbours,
         run::{Cut, Run, of_rank},
@@ -87,7 +86,7 @@ impl<'a> Attempt<'a> {
             error: PlanError::Schedule { strategy: solver.strategy.name(), reason: error.to_string() },
             lower_bound: f64::INFINITY,
         })?;
-        let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
+        let in_flight = grid.schedule.in_flight(grid.ranks, grid.chunks, each, grid.replicas);
         let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
         let problem =
             if grid.chunks == 1 { Cow::Borrowed(whole) } else { Cow::Owned(in_chunks(whole, grid, share)) };

@@ -13,7 +13,7 @@ use crate::{
     },
     pipeline::best::least_between,
     solution::Solution,
-    stage::{in_flight::in_flight_of, place::Neighbours, score::Rules, scorer::Scorer},
+    stage::{place::Neighbours, score::Rules, scorer::Scorer},
 };
 
 /// Shares of a device's memory that a chunk may take, where an equal one is too little.
@@ -76,7 +76,7 @@ impl GridSolver<'_> {
         if grid.chunks == 1 {
             return true;
         }
-        let in_flight = in_flight_of(grid.schedule, grid.ranks, grid.chunks, each, grid.replicas);
+        let in_flight = grid.schedule.in_flight(grid.ranks, grid.chunks, each, grid.replicas);
         let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
         let scorer = Scorer::new(self.problem, self.states, rules);
         let count = in_flight.count(grid.replicas, grid.replicas);

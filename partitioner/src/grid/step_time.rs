@@ -226,7 +226,7 @@ fn summed(times: &StageTimes, done: f64, last: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use simulator::{
-        Cost, closed_form,
+        Cost,
         order::{Schedule, Shape, make_for_costs},
     };
 
@@ -247,7 +247,7 @@ mod tests {
                 let shape = Shape { ranks, chunks: 1, micro_batches };
                 let order = make_for_costs(schedule, shape, Cost::EQUAL).unwrap();
                 let time = step_time(&order, &vec![times; ranks as usize], true).unwrap();
-                let exact = closed_form::makespan(schedule, shape, &Cost::EQUAL).unwrap();
+                let exact = schedule.makespan(shape, &Cost::EQUAL).unwrap();
                 assert_eq!(time.seconds, exact as f64, "{schedule:?} {shape:?}");
             }
         }

@@ -15,7 +15,7 @@ use crate::{
     grid::{shape::counts, stage_times::shared_out},
     simulate::{is_simulated, settle_step},
     solution::{MadeBy, Objective, Solution, SolutionStage},
-    stage::{in_flight::in_flight_of, place::Neighbours, run::Run, score::Rules, scorer::Scorer},
+    stage::{place::Neighbours, run::Run, score::Rules, scorer::Scorer},
     strategy::{
         Strategy, deepspeed::deepspeed, even_layers::even_layers, even_parameters::even_parameters,
         torchgpipe::torchgpipe,
@@ -126,7 +126,7 @@ impl<'a> Search<'a> {
         if !is_simulated(problem, 2 * ranks, micro_batches, ranks) {
             return Err("a step is too large to be simulated while planning".into());
         }
-        let in_flight = in_flight_of(schedule, ranks, 1, micro_batches, 1);
+        let in_flight = schedule.in_flight(ranks, 1, micro_batches, 1);
         let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
         let scorer = Scorer::new(problem, cut_space.line(problem), rules);
         let is_open = problem.training.recompute || problem.training.offload;

@@ -1,5 +1,7 @@
 //! The oracle of tests: every chain of ideals and every way to share the devices, on problems small enough.
 
+use simulator::order::InFlight;
+
 use crate::{
     Problem, Strategy,
     dag::cut_states::States,
@@ -9,7 +11,7 @@ use crate::{
         long_chain::{best_chain, can_walk},
     },
     plan_with,
-    stage::{in_flight::InFlight, place::Neighbours, run::Run, score::Rules, scorer::Scorer},
+    stage::{place::Neighbours, run::Run, score::Rules, scorer::Scorer},
 };
 
 /// The fastest slowest stage over all chains that begin at `start` with the last `left` devices.

@@ -38,18 +38,7 @@ fn forms(problem: &Problem, strategy: Strategy) -> Vec<Form> {
         Some(stages) => stages..=stages.min(most),
         None => 2.min(most).max(1)..=most,
     };
-    let one_f_one_b = Schedule::OneForwardOneBackward;
-    let schedule = match strategy {
-        Strategy::Layer => Schedule::LayerParallel,
-        Strategy::GPipe => Schedule::GPipe,
-        Strategy::ZeroBubble => Schedule::InterleavedZeroBubble,
-        Strategy::Zb2p => Schedule::Zb2p,
-        Strategy::Zbv => Schedule::Zbv,
-        Strategy::DualPipeV => Schedule::DualPipeV,
-        Strategy::Interleaved => Schedule::Interleaved1F1B,
-        Strategy::PipeDream => Schedule::PipeDream,
-        _ => one_f_one_b,
-    };
+    let schedule = strategy.row().schedule.unwrap_or(Schedule::OneForwardOneBackward);
     match strategy {
         Strategy::OneDevice | Strategy::DataParallel if wanted.is_some_and(|stages| stages > 1) => {}
         Strategy::OneDevice => add(schedule, vec![1], 1),
@@ -61,7 +50,7 @@ fn forms(problem: &Problem, strategy: Strategy) -> Vec<Form> {
                 (2..=n_devices / n_ranks).for_each(|count| add(schedule, vec![count; n_ranks], 1));
             }
         }
-        Strategy::Interleaved | Strategy::Zbv | Strategy::DualPipeV => {
+        _ if strategy.makes_chunks() => {
             for chunks in 2..=schedule.fixed_chunks().map_or(8, |chunks| chunks as usize) {
                 let ranks = ranks(n_devices.min(n_blocks / chunks)).filter(|&n| n > 1);
                 let most = |n: usize| {

@@ -137,11 +137,13 @@ fn is_alike(one: &Machine, other: &Machine, with_memory: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use simulator::order::InFlight;
+
     use super::*;
     use crate::{
         dag::cut_states::States,
         oracle::random_problems::{Dice, cases, is_skipped, problem},
-        stage::{in_flight::InFlight, score::Rules},
+        stage::score::Rules,
     };
 
     #[test]

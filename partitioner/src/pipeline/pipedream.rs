@@ -6,7 +6,7 @@
 //! graphs are planned over one order and improved block by block, with the shared work as the bound.
 
 use schema::Execution;
-use simulator::order::Schedule;
+use simulator::order::{InFlight, Schedule};
 
 use crate::{
     Problem,
@@ -21,7 +21,7 @@ use crate::{
     },
     simulate::settle,
     solution::{MadeBy, Objective, Solution, SolutionStage},
-    stage::{in_flight::InFlight, place::Neighbours, run::Cut, score::Rules, scorer::Scorer},
+    stage::{place::Neighbours, run::Cut, score::Rules, scorer::Scorer},
     strategy::Strategy,
 };
 

@@ -3,7 +3,7 @@
 use schema::{Execution, OffloadMode, ShardingLevel};
 use simulator::{
     Updates, kept,
-    order::{Schedule, make_for_costs},
+    order::{InFlight, Schedule, make_for_costs},
 };
 
 use crate::{
@@ -21,7 +21,6 @@ use crate::{
     simulate::{excess, peaks, settle, state_memory, taken},
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
-        in_flight::{InFlight, in_flight_of},
         place::Neighbours,
         run::{Cut, Run, of_rank, rank_of},
         score::Rules,
@@ -126,7 +125,7 @@ impl Given<'_> {
             (InFlight::UntilEnd(u32::MAX), Neighbours::Adjacent)
         } else {
             let replicas = self.placed[0].devices.len();
-            let in_flight = in_flight_of(self.schedule, self.n_ranks, self.chunks(), self.each, replicas);
+            let in_flight = self.schedule.in_flight(self.n_ranks, self.chunks(), self.each, replicas);
             (in_flight, Neighbours::Paired)
         };
         let mut scorer = Scorer::new(self.ordered, states, Rules { is_asynchronous, in_flight, neighbours });

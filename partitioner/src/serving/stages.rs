@@ -5,7 +5,7 @@
 //! so each stage has room for what all of them bring.
 
 use schema::{Execution, InferenceObjective};
-use simulator::order::Schedule;
+use simulator::order::{InFlight, Schedule};
 
 use crate::{
     dag::cut_states::States,
@@ -13,7 +13,6 @@ use crate::{
     problem::{MicroBatches, Problem},
     solution::{MadeBy, Objective, Solution, SolutionStage},
     stage::{
-        in_flight::InFlight,
         memory_plan::MemoryPlan,
         place::Neighbours,
         run::Run,

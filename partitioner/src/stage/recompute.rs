@@ -507,11 +507,13 @@ impl Search<'_> {
 
 #[cfg(test)]
 mod tests {
+    use simulator::order::InFlight;
+
     use super::*;
     use crate::{
         dag::cut_states::States,
         oracle::random_problems::{Dice, problem},
-        stage::{in_flight::InFlight, place::Neighbours, run::Run, score::Rules},
+        stage::{place::Neighbours, run::Run, score::Rules},
     };
 
     /// Stages of the same kinds of blocks share one search: the choice is that of a stage which is searched alone.

@@ -2,7 +2,9 @@
 
 use schema::RecomputeUnit;
 
-use crate::stage::{in_flight::InFlight, place::Neighbours};
+use simulator::order::InFlight;
+
+use crate::stage::place::Neighbours;
 
 /// What bounds a stage's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,6 +11,7 @@ pub(crate) const ROW: Row = Row {
     name: "dualpipev",
     aliases: &["dualpipe-v"],
     search: Search::Grids(grids),
+    schedule: Some(Schedule::DualPipeV),
     stages: AskedStages::None,
     has_replicas: true,
     is_slow: true,

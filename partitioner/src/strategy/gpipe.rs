@@ -7,7 +7,13 @@ use crate::{
     strategy::row::{Row, Search},
 };
 
-pub(crate) const ROW: Row = Row { name: "gpipe", aliases: &[], search: Search::Grids(grids), ..Row::PLAIN };
+pub(crate) const ROW: Row = Row {
+    name: "gpipe",
+    aliases: &[],
+    search: Search::Grids(grids),
+    schedule: Some(Schedule::GPipe),
+    ..Row::PLAIN
+};
 
 fn grids(space: &GridSpace) -> Result<Vec<Grid>, String> {
     Ok(space.straight(Schedule::GPipe, 1))

@@ -11,6 +11,7 @@ pub(crate) const ROW: Row = Row {
     name: "interleaved",
     aliases: &[],
     search: Search::Grids(grids),
+    schedule: Some(Schedule::Interleaved1F1B),
     stages: AskedStages::None,
     has_replicas: true,
     is_slow: true,

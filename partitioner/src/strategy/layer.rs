@@ -11,6 +11,7 @@ pub(crate) const ROW: Row = Row {
     name: "layer",
     aliases: &["model-parallel"],
     search: Search::Grids(grids),
+    schedule: Some(Schedule::LayerParallel),
     is_serial: true,
     ..Row::PLAIN
 };

@@ -13,6 +13,7 @@ pub(crate) const ROW: Row = Row {
     name: "1f1b",
     aliases: &["pipedream-flush", "pp", "pipeline"],
     search: Search::Grids(grids),
+    schedule: Some(Schedule::OneForwardOneBackward),
     tries_rules: true,
     ..Row::PLAIN
 };

@@ -14,6 +14,8 @@ pub(crate) struct Row {
     /// Names that it goes by elsewhere, in lower case.
     pub(crate) aliases: &'static [&'static str],
     pub(crate) search: Search,
+    /// The schedule that its search alone plans stages for; two copies name theirs there.
+    pub(crate) schedule: Option<Schedule>,
     /// Which numbers of stages may be asked for if `auto` is to try it.
     pub(crate) stages: AskedStages,
     /// Whether stages have replicas that can share out what each would keep whole.
@@ -32,6 +34,7 @@ impl Row {
         name: "",
         aliases: &[],
         search: Search::Asynchronous,
+        schedule: None,
         stages: AskedStages::Any,
         has_replicas: false,
         tries_rules: false,

@@ -9,8 +9,13 @@ use crate::{
     strategy::row::{Row, Search},
 };
 
-pub(crate) const ROW: Row =
-    Row { name: "zb2p", aliases: &["zb-2p"], search: Search::Grids(grids), ..Row::PLAIN };
+pub(crate) const ROW: Row = Row {
+    name: "zb2p",
+    aliases: &["zb-2p"],
+    search: Search::Grids(grids),
+    schedule: Some(Schedule::Zb2p),
+    ..Row::PLAIN
+};
 
 fn grids(space: &GridSpace) -> Result<Vec<Grid>, String> {
     Ok(space.straight(Schedule::Zb2p, 1))

@@ -14,6 +14,7 @@ pub(crate) const ROW: Row = Row {
     name: "zbv",
     aliases: &["zb-v", "zbvzerobubble"],
     search: Search::Grids(grids),
+    schedule: Some(Schedule::Zbv),
     stages: AskedStages::None,
     has_replicas: true,
     is_slow: true,

@@ -7,8 +7,13 @@ use crate::{
     strategy::row::{Row, Search},
 };
 
-pub(crate) const ROW: Row =
-    Row { name: "zero-bubble", aliases: &["zb", "zb-h1"], search: Search::Grids(grids), ..Row::PLAIN };
+pub(crate) const ROW: Row = Row {
+    name: "zero-bubble",
+    aliases: &["zb", "zb-h1"],
+    search: Search::Grids(grids),
+    schedule: Some(Schedule::InterleavedZeroBubble),
+    ..Row::PLAIN
+};
 
 fn grids(space: &GridSpace) -> Result<Vec<Grid>, String> {
     Ok(space.straight(Schedule::InterleavedZeroBubble, 1))

@@ -19,10 +19,33 @@
 //! the formula stays exact.
 //! The copies agree on gradients once, at the end of a step: that is the workload's sync, not part of the order.
 
-use super::{Op, Order};
+use super::{
+    InFlight, Op, Order, Shape,
+    row::{Need, Row},
+};
+
+pub(super) const ROW: Row = Row {
+    copies: 2,
+    needs: |Shape { ranks, micro_batches, .. }| {
+        if !ranks.is_multiple_of(2) {
+            return Err(Need::Ranks("an even number of ranks"));
+        }
+        if !micro_batches.is_multiple_of(2) {
+            let rule = "an even number of micro-batches, half for each copy".to_string();
+            return Err(Need::MicroBatches(rule, Some(micro_batches.next_multiple_of(2))));
+        }
+        Ok(())
+    },
+    in_flight: |share| InFlight::Depth(share.ranks.min(share.each.div_ceil(2)) as u32),
+    makespan: |t| {
+        let is_exact = t.is_without_latency() && t.m % t.p == 0;
+        is_exact.then(|| t.m * (t.f + t.b) + (t.p - 2) * (t.f.max(t.b) + (t.m / t.p - 1) * (t.b - t.f).abs()))
+    },
+    ..Row::new("chimera", |shape, _| order(shape.ranks, shape.micro_batches))
+};
 
 /// Makes the order.
-pub(super) fn order(ranks: u32, micro_batches: u32) -> Order {
+fn order(ranks: u32, micro_batches: u32) -> Order {
     let half = ranks / 2;
     // (slot, operation) by rank; the two copies in turn take up to D/2 micro-batches of each unit.
     let mut slots: Vec<Vec<(u64, Op)>> = vec![Vec::new(); ranks as usize];

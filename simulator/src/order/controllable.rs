@@ -11,11 +11,25 @@
 //! it needs, as long as the rank's peak does not grow. This is done twice, with the weight gradients in place and
 //! with only the room they need. The order does not depend on costs. O(p·(p + m)·s) for the squeeze, `s` slots a rank.
 
-use super::{Kind, Op, Order, vshape::stage};
+use super::{
+    Kind, Op, Order,
+    row::{Chunks, Row},
+    vshape::stage,
+};
+
+pub(super) const HALF: Row = Row {
+    chunks: Chunks::V,
+    ..Row::new("v-half", |shape, _| order(shape.ranks, shape.micro_batches, Memory::Half))
+};
+
+pub(super) const MIN: Row = Row {
+    chunks: Chunks::V,
+    ..Row::new("v-min", |shape, _| order(shape.ranks, shape.micro_batches, Memory::Min))
+};
 
 /// Which building block.
 #[derive(Clone, Copy)]
-pub(super) enum Memory {
+enum Memory {
     /// A half of 1F1B's activations.
     Half,
     /// About a third of 1F1B's activations.
@@ -35,7 +49,7 @@ const WEIGHT: usize = 4;
 type Slots = Vec<Vec<u32>>;
 
 /// Makes the order.
-pub(super) fn order(ranks: u32, micro_batches: u32, memory: Memory) -> Order {
+fn order(ranks: u32, micro_batches: u32, memory: Memory) -> Order {
     let repeated = |block: [u32; 4]| -> Slots {
         block.iter().map(|first| (0..micro_batches).map(|mb| first + INTERVAL * mb).collect()).collect()
     };

@@ -12,10 +12,53 @@
 
 use std::collections::VecDeque;
 
-use super::{Op, Order, vshape};
+use super::{
+    InFlight, Op, Order, Shape,
+    row::{Chunks, Need, Row},
+    vshape,
+};
+
+pub(super) const TWO_COPIES: Row = Row {
+    copies: 2,
+    needs: |Shape { ranks, micro_batches, .. }| {
+        if !ranks.is_multiple_of(2) {
+            return Err(Need::Ranks("an even number of ranks"));
+        }
+        if micro_batches < 2 * ranks || !micro_batches.is_multiple_of(2) {
+            let rule = format!("an even number of at least {} micro-batches", 2 * ranks);
+            let smallest = micro_batches.max(2 * ranks).next_multiple_of(2);
+            return Err(Need::MicroBatches(rule, Some(smallest)));
+        }
+        Ok(())
+    },
+    in_flight: |share| InFlight::Split((share.ranks + 1).min(share.each.div_ceil(2)) as u32),
+    // A fused pair takes as long as its parts: no gain from overlap is assumed.
+    makespan: |t| {
+        let is_exact = t.is_without_latency() && t.f == t.i && t.i >= t.w;
+        is_exact.then(|| t.m * (t.f + t.b) + (t.p / 2 - 1) * (t.f + t.b + t.b - 3 * t.w))
+    },
+    ..Row::new("dualpipe", |shape, _| two_copies(shape.ranks, shape.micro_batches))
+};
+
+pub(super) const FOLDED: Row = Row {
+    chunks: Chunks::V,
+    needs: |Shape { ranks, micro_batches, .. }| {
+        if micro_batches < 2 * ranks {
+            let rule = format!("at least {} micro-batches, one for each stage", 2 * ranks);
+            return Err(Need::MicroBatches(rule, Some(2 * ranks)));
+        }
+        Ok(())
+    },
+    in_flight: |share| InFlight::DualPipeV(share.ranks as u32),
+    makespan: |t| {
+        let is_exact = t.is_without_latency() && t.f == t.i && t.i >= t.w;
+        is_exact.then(|| 2 * t.m * (t.f + t.b) + (t.p - 1) * (t.f + t.b + t.b - 3 * t.w))
+    },
+    ..Row::new("dualpipev", |shape, _| folded(shape.ranks, shape.micro_batches))
+};
 
 /// Makes DualPipe's order: two copies of the model, half of the micro-batches through each.
-pub(super) fn two_copies(ranks: u32, micro_batches: u32) -> Order {
+fn two_copies(ranks: u32, micro_batches: u32) -> Order {
     let half = ranks / 2;
     let program = |rank: u32| {
         let (first, second) = (rank, 2 * ranks - 1 - rank);
@@ -26,7 +69,7 @@ pub(super) fn two_copies(ranks: u32, micro_batches: u32) -> Order {
 }
 
 /// Makes DualPipeV's order.
-pub(super) fn folded(ranks: u32, micro_batches: u32) -> Order {
+fn folded(ranks: u32, micro_batches: u32) -> Order {
     let program = |rank: u32| {
         let own = [vshape::stage(rank, ranks, 0), vshape::stage(rank, ranks, 1)];
         program(rank, ranks, micro_batches, own)

@@ -16,10 +16,39 @@
 //! parts would hold as many sets of activations as GPipe does. The copies' one all-reduce at the end of a step is the
 //! workload's sync, over the two ranks that hold a stage.
 
-use super::{Op, Order, vshape::stage};
+use super::{
+    InFlight, Op, Order, Shape,
+    row::{Need, Row},
+    vshape::stage,
+};
+
+/// One pair of passes.
+pub(super) const MAST: Row = Row {
+    name: "gems",
+    aliases: &["gemsmast", "mast"],
+    needs: |Shape { micro_batches, .. }| {
+        if micro_batches == 2 {
+            return Ok(());
+        }
+        let rule = "exactly 2 micro-batches, one for each copy".to_string();
+        Err(Need::MicroBatches(rule, (micro_batches < 2).then_some(2)))
+    },
+    ..MASTER
+};
+
+pub(super) const MASTER: Row = Row {
+    aliases: &["master"],
+    copies: 2,
+    in_flight: |_| InFlight::Depth(1),
+    makespan: |t| {
+        let pairs = || t.p * (t.f + t.b) + (t.m - 1) * (t.p * t.f.max(t.b) + t.f.min(t.b));
+        t.is_without_latency().then(pairs)
+    },
+    ..Row::new("gems-master", |shape, _| order(shape.ranks, shape.micro_batches))
+};
 
 /// Makes the order: one pass a micro-batch, the copies in turn.
-pub(super) fn order(ranks: u32, micro_batches: u32) -> Order {
+fn order(ranks: u32, micro_batches: u32) -> Order {
     let program = |rank: u32| {
         (0..micro_batches)
             .flat_map(|pass| {

@@ -12,25 +12,85 @@
 //! starts weight gradients after as many backwards as there are ranks before this one. One chunk gives ZB-H1.
 //! Megatron's own order (here `vpp`) is the same with rounds of exactly `p` micro-batches.
 
-use super::{Kind, Op, Order};
+use super::{
+    InFlight, Kind, Op, Order, Shape,
+    row::{Chunks, Need, Row, Share, Terms},
+};
+use crate::cost::Cost;
+
+pub(super) const ROW: Row = Row {
+    aliases: &["interleaved"],
+    chunks: Chunks::Any,
+    needs: fills_rounds,
+    in_flight,
+    makespan,
+    ..Row::new("interleaved-1f1b", one_f_one_b)
+};
+
+/// Megatron's grouping: a round is exactly as many micro-batches as ranks.
+pub(super) const VPP: Row = Row {
+    aliases: &["vpp2"],
+    chunks: Chunks::Any,
+    needs: |Shape { ranks, micro_batches, .. }| {
+        if micro_batches.is_multiple_of(ranks) {
+            return Ok(());
+        }
+        let rule = format!("a multiple of {ranks} micro-batches, the number of ranks");
+        Err(Need::MicroBatches(rule, Some(micro_batches.next_multiple_of(ranks))))
+    },
+    in_flight,
+    makespan,
+    ..Row::new("vpp", one_f_one_b)
+};
+
+pub(super) const ZERO_BUBBLE: Row = Row {
+    aliases: &["zbh1", "zerobubble"],
+    chunks: Chunks::Any,
+    needs: fills_rounds,
+    in_flight: |share| {
+        let most = if share.chunks == 1 { share.ranks } else { 2 * share.ranks };
+        InFlight::Split(most.min(share.each) as u32)
+    },
+    makespan: |t| {
+        let is_exact = t.is_without_latency() && t.m >= t.p;
+        is_exact.then(|| t.m * t.v * (t.f + t.b) + (t.p - 1) * t.f.max(t.i).max(t.f + t.i - t.w))
+    },
+    ..Row::new("interleaved-zero-bubble", zero_bubble)
+};
+
+/// Wants rounds of equal size.
+fn fills_rounds(Shape { ranks, micro_batches, .. }: Shape) -> Result<(), Need> {
+    let fits = |m: u32| m.is_multiple_of((m / ranks).max(1));
+    if fits(micro_batches) {
+        return Ok(());
+    }
+    let rule = format!("a multiple of its {} rounds of {ranks} ranks", micro_batches / ranks);
+    Err(Need::MicroBatches(rule, (micro_batches..).find(|m| fits(*m))))
+}
+
+/// A rank holds `(v-1)·p + 2(p-1-r) + 1` chunks at most; each of its chunks gets an equal part.
+fn in_flight(share: &Share) -> InFlight {
+    let Share { ranks, chunks, each, .. } = *share;
+    InFlight::Depth(((chunks + 1) * ranks).div_ceil(chunks).min(each) as u32)
+}
+
+/// `(v·max(m, p) + min(m, p) − 1)(F + B)`, as breadth first.
+pub(super) fn makespan(t: &Terms) -> Option<i128> {
+    t.is_without_latency().then(|| (t.v * t.m.max(t.p) + t.m.min(t.p) - 1) * (t.f + t.b))
+}
 
 /// Makes the order of interleaved 1F1B.
-pub(super) fn one_f_one_b(ranks: u32, chunks: u32, micro_batches: u32) -> Order {
+fn one_f_one_b(Shape { ranks, chunks, micro_batches }: Shape, _: Cost) -> Order {
     let rounds = Rounds::new(ranks, chunks, micro_batches);
     let program = |rank: u32| rounds.program(rank, 2, None);
     Order { ranks: (0..ranks).map(program).collect(), chain: ranks * chunks }
 }
 
 /// Makes the order of interleaved zero bubble.
-pub(super) fn zero_bubble(ranks: u32, chunks: u32, micro_batches: u32) -> Order {
+fn zero_bubble(Shape { ranks, chunks, micro_batches }: Shape, _: Cost) -> Order {
     let rounds = Rounds::new(ranks, chunks, micro_batches);
     let program = |rank: u32| rounds.program(rank, 1, Some(rank));
     Order { ranks: (0..ranks).map(program).collect(), chain: ranks * chunks }
-}
-
-/// Makes Megatron's order, for `m` a multiple of `p`: a round is exactly `p` micro-batches.
-pub(super) fn vpp(ranks: u32, chunks: u32, micro_batches: u32) -> Order {
-    one_f_one_b(ranks, chunks, micro_batches)
 }
 
 /// Micro-batches in rounds over the chunks of a rank.

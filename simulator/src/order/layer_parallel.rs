@@ -8,10 +8,25 @@
 //!
 //! Time `m · Σ (F + B)` over the stages plus two hops at each cut; one set of activations.
 
-use super::{Op, Order};
+use super::{
+    InFlight, Op, Order,
+    row::{Chunks, Row},
+};
+
+pub(super) const ROW: Row = Row {
+    aliases: &["none", "sequential"],
+    chunks: Chunks::Any,
+    in_flight: |_| InFlight::UntilEnd(1),
+    // A hop to the next stage each way; with several chunks the last rank's next stage is on the first.
+    makespan: |t| {
+        let hops = if t.p == 1 { 0 } else { t.p * t.v - 1 };
+        Some(t.m * (t.p * t.v * (t.f + t.b) + 2 * hops * t.c))
+    },
+    ..Row::new("layer-parallel", |shape, _| order(shape.ranks, shape.chunks, shape.micro_batches))
+};
 
 /// Makes the order, stages dealt to the ranks in a loop.
-pub(super) fn order(ranks: u32, chunks: u32, micro_batches: u32) -> Order {
+fn order(ranks: u32, chunks: u32, micro_batches: u32) -> Order {
     let program = |rank: u32| {
         let stages = move || (0..chunks).map(move |chunk| chunk * ranks + rank);
         (0..micro_batches)

@@ -7,10 +7,21 @@
 //!
 //! Backward passes run through the micro-batches in reverse. Time `(v·max(m, p) + min(m, p) − 1)(F + B)`.
 
-use super::{Op, Order};
+use super::{
+    InFlight, Op, Order, interleaved,
+    row::{Chunks, Row},
+};
+
+pub(super) const ROW: Row = Row {
+    aliases: &["bfs"],
+    chunks: Chunks::Any,
+    in_flight: |share| InFlight::All((share.each * share.replicas) as u32),
+    makespan: interleaved::makespan,
+    ..Row::new("looped-bfs", |shape, _| order(shape.ranks, shape.chunks, shape.micro_batches))
+};
 
 /// Makes the order.
-pub(super) fn order(ranks: u32, chunks: u32, micro_batches: u32) -> Order {
+fn order(ranks: u32, chunks: u32, micro_batches: u32) -> Order {
     let program = |rank: u32| {
         let stages = move || (0..chunks).map(move |chunk| chunk * ranks + rank);
         let forward = stages().flat_map(|stage| (0..micro_batches).map(move |mb| Op::forward(stage, mb)));

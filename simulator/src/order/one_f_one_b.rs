@@ -9,10 +9,36 @@
 //! The same time as GPipe without latency, but only `min(m, p − r)` activations on rank `r`. PyTorch 2.11's printed
 //! order of this schedule lacks the first forward pass of the last rank; this is the order that its runtime executes.
 
-use super::{Op, Order};
+use super::{
+    InFlight, Op, Order, Shape,
+    row::{Need, Row},
+};
+
+pub(super) const ROW: Row = Row {
+    aliases: &["pipedreamflush", "dapple", "schedule1f1b"],
+    needs: fills_all_ranks,
+    in_flight: |share| InFlight::UntilEnd((share.each * share.replicas) as u32),
+    // Latency is paid almost once for each micro-batch: unlike GPipe's, the waits do not overlap.
+    makespan: |t| {
+        let (p, m) = (t.p, t.m);
+        let hops =
+            if p == 1 { 0 } else { (m + p - 2) - (m - 1).div_euclid(p) - i128::from((m - 1) % p != 0) };
+        Some((m + p - 1) * (t.f + t.b) + 2 * t.c * hops)
+    },
+    ..Row::new("1f1b", |shape, _| order(shape.ranks, shape.micro_batches))
+};
+
+/// Wants a micro-batch for each rank.
+pub(super) fn fills_all_ranks(Shape { ranks, micro_batches, .. }: Shape) -> Result<(), Need> {
+    if micro_batches < ranks {
+        let rule = format!("at least {ranks} micro-batches, one for each rank");
+        return Err(Need::MicroBatches(rule, Some(ranks)));
+    }
+    Ok(())
+}
 
 /// Makes the order.
-pub(super) fn order(ranks: u32, micro_batches: u32) -> Order {
+fn order(ranks: u32, micro_batches: u32) -> Order {
     let program = |rank: u32| with_warm_up(rank, micro_batches, ranks - rank);
     Order { ranks: (0..ranks).map(program).collect(), chain: ranks }
 }

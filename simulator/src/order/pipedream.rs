@@ -11,9 +11,19 @@
 //! update after each micro-batch, those of 2BW (Narayanan et al., 2021) after each step, which is at least as long as the
 //! pipeline; how many weights they keep is [`crate::versions`]'s to say.
 
-use super::{Order, one_f_one_b};
+use super::{one_f_one_b, row::Row};
+use crate::versions::Updates;
 
-/// Makes the order of one step of a straight pipeline.
-pub(super) fn order(ranks: u32, micro_batches: u32) -> Order {
-    one_f_one_b::order(ranks, micro_batches)
-}
+pub(super) const ROW: Row = Row {
+    updates: Some(|_| Updates::Stashing),
+    vertical_sync: Ok(Updates::VerticalSync),
+    ..Row::new("pipedream", one_f_one_b::ROW.order)
+};
+
+pub(super) const DOUBLE_BUFFERED: Row = Row {
+    aliases: &["2bw"],
+    updates: Some(|micro_batches| Updates::DoubleBuffered { period: micro_batches }),
+    vertical_sync: Err("micro-batches of one period take the same weights in every stage already"),
+    needs: one_f_one_b::fills_all_ranks,
+    ..Row::new("pipedream-2bw", one_f_one_b::ROW.order)
+};

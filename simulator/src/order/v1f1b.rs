@@ -9,7 +9,16 @@
 //! cleared, and then each operation is pulled forward into free slots as long as no rank holds more activations
 //! than the repeated pattern does. O(p·(p + m)) slots.
 
-use super::{Op, Order, vshape::stage};
+use super::{
+    Op, Order,
+    row::{self, Chunks},
+    vshape::stage,
+};
+
+pub(super) const ROW: row::Row = row::Row {
+    chunks: Chunks::V,
+    ..row::Row::new("v1f1b", |shape, _| order(shape.ranks, shape.micro_batches))
+};
 
 const SLOTS: usize = 6;
 
@@ -32,7 +41,7 @@ const PIECES: [Piece; SLOTS] = [ForwardDown, ForwardUp, BackwardUp, BackwardDown
 type Row = Vec<Option<Piece>>;
 
 /// Makes the order.
-pub(super) fn order(ranks: u32, micro_batches: u32) -> Order {
+fn order(ranks: u32, micro_batches: u32) -> Order {
     let (p, m) = (ranks as usize, micro_batches as usize);
     let mut rows = repeat(&patterns(p), 4 * p + m + 1);
     clear_outside(&mut rows, m);

@@ -8,10 +8,25 @@
 //! No bubble in the steady state when forward, input and weight gradient take equally long. With fewer than
 //! `2p − 1` micro-batches the pattern for `2p − 1` is laid out and the missing ones left as gaps.
 
-use super::{Op, Order, vshape::stage};
+use super::{
+    InFlight, Op, Order,
+    row::{Chunks, Row},
+    vshape::stage,
+};
+
+pub(super) const ROW: Row = Row {
+    aliases: &["zbvzerobubble"],
+    chunks: Chunks::V,
+    in_flight: |share| InFlight::SplitUntilEnd(share.each as u32),
+    makespan: |t| {
+        let is_exact = t.is_without_latency() && t.m >= 2 * t.p - 1 && t.w <= t.f && t.f <= t.i;
+        is_exact.then(|| 2 * t.m * (t.f + t.b) + (t.p - 1) * t.i.max(2 * (t.i - t.w)))
+    },
+    ..Row::new("zbv", |shape, _| order(shape.ranks, shape.micro_batches))
+};
 
 /// Makes the order.
-pub(super) fn order(ranks: u32, micro_batches: u32) -> Order {
+fn order(ranks: u32, micro_batches: u32) -> Order {
     let program = |rank| {
         let mut ops = program(rank, ranks, micro_batches.max(2 * ranks - 1));
         ops.retain(|op| op.micro_batch < micro_batches);

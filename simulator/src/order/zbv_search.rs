@@ -11,8 +11,19 @@
 
 use std::collections::VecDeque;
 
-use super::{Kind, Op, Order, vshape::stage};
+use super::{
+    Kind, Op, Order,
+    row::{Chunks, Row},
+    vshape::stage,
+};
 use crate::cost::Cost;
+
+pub(super) const ROW: Row = Row {
+    aliases: &["zbvgreedy"],
+    is_searched: true,
+    chunks: Chunks::V,
+    ..Row::new("zbv-search", |shape, cost| order(shape.ranks, shape.micro_batches, cost))
+};
 
 const FORWARD_MEMORY: i64 = 2;
 const F: usize = 0;
@@ -22,7 +33,7 @@ const W: usize = 2;
 const MAX_TRIES: usize = 64;
 
 /// Makes the order.
-pub(super) fn order(ranks: u32, micro_batches: u32, cost: Cost) -> Order {
+fn order(ranks: u32, micro_batches: u32, cost: Cost) -> Order {
     let mut best: Option<Search> = None;
     for fill_before_backward in [true, false] {
         for fill_before_forward in [true, false] {

@@ -12,13 +12,27 @@
 //! order with the shortest longest stage span wins. O(8·p·m). Memory is counted in halves of an activation: a
 //! forward takes two, input and weight gradient give back one each.
 
-use super::{Kind, Op, Order};
+use super::{InFlight, Kind, Op, Order, row::Row};
 use crate::cost::Cost;
+
+/// With 1F1B's memory.
+pub(super) const ONCE: Row = Row {
+    is_searched: true,
+    ..Row::new("zb1p", |shape, cost| order(shape.ranks, shape.micro_batches, cost, 1))
+};
+
+/// With twice that.
+pub(super) const TWICE: Row = Row {
+    is_searched: true,
+    // The search counts an activation in halves, one for each of its gradients, and takes no more than `2·2p` of them.
+    in_flight: |share| InFlight::SplitAtMost((4 * share.ranks).min(share.each) as u32),
+    ..Row::new("zb2p", |shape, cost| order(shape.ranks, shape.micro_batches, cost, 2))
+};
 
 const FORWARD_MEMORY: i64 = 2;
 
 /// Makes the order; `memory` is the limit in units of 1F1B's peak.
-pub(super) fn order(ranks: u32, micro_batches: u32, cost: Cost, memory: u32) -> Order {
+fn order(ranks: u32, micro_batches: u32, cost: Cost, memory: u32) -> Order {
     let limit = FORWARD_MEMORY * i64::from(ranks) * i64::from(memory);
     let mut best: Option<(i64, Vec<Vec<Op>>)> = None;
     for wait_before_first_backward in [true, false] {

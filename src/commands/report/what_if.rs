@@ -6,10 +6,7 @@
 use schema::{Bytes, Plan, ReportWhatIf, SimulatedPlan, Timeline, WhatIfCell, WhatIfDevice};
 use simulator::{PlanOptions, PlannedStep, USES, order::Schedule};
 
-use crate::commands::{
-    planned_schedules::is_planned,
-    simulate::{self, picture},
-};
+use crate::commands::simulate::{self, picture};
 
 /// Schedules worth a row beside the plan's own, simplest first.
 const SCHEDULES: [Schedule; 9] = [
@@ -98,7 +95,9 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> Grid {
         // Others may be faster, and nobody gets stages for them.
         is_planned: kept
             .iter()
-            .map(|(schedule, _)| Some(*schedule) == own || is_planned(*schedule))
+            .map(|(schedule, _)| {
+                Some(*schedule) == own || partitioner::Strategy::of_schedule(*schedule).is_some()
+            })
             .collect(),
         summaries: kept.iter().map(|(schedule, _)| schedule.summary().to_string()).collect(),
         links: LINKS.to_vec(),

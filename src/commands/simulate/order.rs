@@ -133,7 +133,7 @@ fn answer<P: Program>(program: &P, clock: Clock, warnings: Vec<String>) -> Simul
         schema_version: TIMELINE_VERSION,
         makespan: clock.makespan,
         longest_span: clock.longest_span,
-        bubble: simulator::closed_form::bubble(clock.makespan, &clock.busy),
+        bubble: clock.bubble(),
         busy: clock.busy,
         peak_activations: clock.peak_activations,
         peak_until_input_gradient: clock.peak_until_input_gradient,

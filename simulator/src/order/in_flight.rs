@@ -1,7 +1,5 @@
 //! How many micro-batches a stage holds.
 
-use simulator::order::Schedule;
-
 /// Micro-batches whose activations a stage holds.
 ///
 /// The peaks of the usual schedules; Narayanan et al. 2019 and 2021, Qi et al. 2024.
@@ -40,7 +38,7 @@ impl InFlight {
     }
 
     /// Tells whether weights' gradients have passes of their own, until which activations are kept.
-    pub(crate) fn is_split(self) -> bool {
+    pub fn is_split(self) -> bool {
         match self {
             Self::UntilEnd(_) | Self::All(_) | Self::Depth(_) => false,
             Self::Split(_) | Self::SplitUntilEnd(_) | Self::DualPipeV(_) | Self::SplitAtMost(_) => true,
@@ -48,41 +46,12 @@ impl InFlight {
     }
 
     /// Tells whether it is the same for all stages.
-    pub(crate) fn is_level(self) -> bool {
+    pub fn is_level(self) -> bool {
         !matches!(self, Self::UntilEnd(_) | Self::SplitUntilEnd(_) | Self::DualPipeV(_))
     }
 
     /// Tells whether stages may hold less.
-    pub(crate) fn is_upper_bound(self) -> bool {
+    pub fn is_upper_bound(self) -> bool {
         matches!(self, Self::SplitAtMost(_))
-    }
-}
-
-/// Micro-batches that a stage holds under a schedule, `each` being those of one replica.
-pub(crate) fn in_flight_of(
-    schedule: Schedule,
-    ranks: usize,
-    chunks: usize,
-    each: usize,
-    replicas: usize,
-) -> InFlight {
-    match schedule {
-        Schedule::GPipe | Schedule::LoopedBfs => InFlight::All((each * replicas) as u32),
-        Schedule::LayerParallel => InFlight::UntilEnd(1),
-        Schedule::OneForwardOneBackward => InFlight::UntilEnd((each * replicas) as u32),
-        // A rank holds `(v-1)·p + 2(p-1-r) + 1` chunks at most; each of its chunks gets an equal part.
-        Schedule::Interleaved1F1B | Schedule::Vpp => {
-            InFlight::Depth(((chunks + 1) * ranks).div_ceil(chunks).min(each) as u32)
-        }
-        // Of one of two copies.
-        Schedule::Gems | Schedule::GemsMaster => InFlight::Depth(1),
-        Schedule::Chimera => InFlight::Depth(ranks.min(each.div_ceil(2)) as u32),
-        Schedule::DualPipe => InFlight::Split((ranks + 1).min(each.div_ceil(2)) as u32),
-        Schedule::InterleavedZeroBubble if chunks == 1 => InFlight::Split(ranks.min(each) as u32),
-        Schedule::Zbv => InFlight::SplitUntilEnd(each as u32),
-        Schedule::DualPipeV => InFlight::DualPipeV(ranks as u32),
-        // The search counts an activation in halves, one for each of its gradients, and takes no more than `2·2p` of them.
-        Schedule::Zb2p => InFlight::SplitAtMost((4 * ranks).min(each) as u32),
-        _ => InFlight::Split((2 * ranks).min(each) as u32),
     }
 }
