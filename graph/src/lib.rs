@@ -31,6 +31,7 @@ mod level;
 mod liveness;
 mod model;
 mod operand;
+mod own;
 mod recorded;
 mod sizes;
 mod step_memory;

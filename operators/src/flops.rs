@@ -8,6 +8,8 @@ pub enum Flops {
     Nothing,
     /// A product that torch runs as one of vectors, which its counter does not see.
     Unseen,
+    /// That of its own file in `graph/src/own`.
+    Own,
     Linear,
     /// Of two matrices, or of two batches of them.
     Product,
@@ -38,7 +40,6 @@ pub enum Flops {
     Inverse,
     TensorInverse,
     PseudoInverse,
-    TensorSolve,
     EigenValues,
     Eigen,
     HermitianEigen,

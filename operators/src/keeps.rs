@@ -8,6 +8,8 @@ pub enum Keeps {
     Nothing,
     /// Not known: no rule knows the operator.
     Unknown,
+    /// What its own file in `graph/src/own` says.
+    Own,
     /// Its first result.
     Result,
     /// Its first operand; a copy of it, where the result takes its place.
@@ -57,14 +59,12 @@ pub enum Keeps {
     FakeQuantize,
     Polygamma,
     Ndtr,
-    Kron,
     // Reductions and losses.
     Extreme,
     Quantile,
     Covariance,
     Correlation,
     Trapezoid,
-    SegmentReduce,
     CosineSimilarity,
     PairwiseDistance,
     CrossEntropy,
@@ -106,18 +106,12 @@ pub enum Keeps {
     Solve,
     SolveTriangular,
     LuSolve,
-    TensorSolve,
     LeastSquares,
     LuFactors,
     EigenValues,
     HermitianEigenValues,
     SingularValues,
-    Vander,
     // Others.
-    Combinations,
-    TakeAlongDim,
     Pad,
-    Stft,
-    Istft,
     RealTransform,
 }

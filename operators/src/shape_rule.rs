@@ -6,6 +6,8 @@
 pub enum ShapeRule {
     /// None does.
     Unknown,
+    /// That of its own file in `graph/src/own`.
+    Own,
     Unary,
     Clamp,
     Rounding,
@@ -76,7 +78,6 @@ pub enum ShapeRule {
     Trapezoid,
     RunningTrapezoid,
     SumToSize,
-    SegmentReduce,
     Histogram,
     HistogramOfRows,
     NonzeroStatic,
@@ -129,8 +130,6 @@ pub enum ShapeRule {
     LuTriangles,
     Chain,
     TensorInverse,
-    TensorSolve,
-    Vander,
     Convolution,
     TransposedConvolution,
     /// An argument tells whether it is transposed.
@@ -214,17 +213,12 @@ pub enum ShapeRule {
     Embedding,
     EmbeddingBag,
     Gather,
-    TakeAlongDim,
     IndexSelect,
     LikeFirst,
     Pad,
     Rot90,
     BlockDiag,
     CartesianProd,
-    Combinations,
-    Kron,
-    Stft,
-    Istft,
     Repeat,
     Tile,
     RepeatInterleave,

@@ -18,6 +18,7 @@ use crate::{
     fact::{Shape, TensorFact},
     infer::{Call, Einsum, Factor, recurrence},
     model::Operator,
+    own,
 };
 
 /// Counts one operator. What has unknown sizes counts nothing and says so.
@@ -27,6 +28,7 @@ pub(super) fn count(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -
     let flops = call.row().filter(|_| !is_unknown).map_or(Flops::Nothing, |row| row.flops);
     let counted = match flops {
         Flops::Nothing | Flops::Unseen => None,
+        Flops::Own => of_its_own(lookup, operator, call),
         Flops::Linear => linear(lookup, call),
         Flops::Product => product(lookup, call.at(0).tensor(), call.at(1).tensor()),
         Flops::AddedProduct => product(lookup, call.at(1).tensor(), call.at(2).tensor()),
@@ -52,7 +54,6 @@ pub(super) fn count(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -
         | Flops::Inverse
         | Flops::TensorInverse
         | Flops::PseudoInverse
-        | Flops::TensorSolve
         | Flops::EigenValues
         | Flops::Eigen
         | Flops::HermitianEigen
@@ -67,6 +68,13 @@ pub(super) fn count(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -
     let hides_products = is_unknown && (!operator.tensors.is_empty() || operator.name == "prim::CallMethod");
     let uncounted = u32::from(!is_counted && is_product || hides_products);
     OperatorCost { uncounted, ..counted.unwrap_or_default() }
+}
+
+fn of_its_own(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
+    let [forward, backward] = own::flops(call, lookup.result(operator))?;
+    let mut cost = OperatorCost { forward_flops: forward, ..OperatorCost::default() };
+    add_backward(lookup, &mut cost, call.first().ok()?, backward);
+    Some(cost)
 }
 
 /// All dimensions but the last two.

@@ -23,7 +23,7 @@ impl Saved {
 }
 
 /// Collects what one operator keeps.
-pub(super) struct Keep<'a> {
+pub(crate) struct Keep<'a> {
     saved: &'a mut Saved,
     graph: &'a ModelGraph,
     keeper: OperatorId,
@@ -65,7 +65,7 @@ impl<'a> Keep<'a> {
         takes_rows.then_some((own.storage?, halo))
     }
 
-    pub(super) fn tensor(&mut self, tensor: &TensorFact) {
+    pub(crate) fn tensor(&mut self, tensor: &TensorFact) {
         if let Some(storage) = tensor.storage {
             self.storage(storage);
         }
@@ -75,13 +75,13 @@ impl<'a> Keep<'a> {
         tensors.into_iter().for_each(|tensor| self.tensor(tensor));
     }
 
-    pub(super) fn named(&mut self, call: &Call<'_>, name: &str) {
+    pub(crate) fn named(&mut self, call: &Call<'_>, name: &str) {
         if let Ok(tensor) = call.tensor(name) {
             self.tensor(tensor);
         }
     }
 
-    pub(super) fn fresh(&mut self, bytes: Option<u64>) {
+    pub(crate) fn fresh(&mut self, bytes: Option<u64>) {
         self.is_all &= bytes.is_some();
         self.bytes = self.bytes.saturating_add(bytes.unwrap_or(0));
     }

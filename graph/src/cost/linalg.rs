@@ -49,12 +49,6 @@ pub(super) fn keep_linear_algebra(
             keep_factors(keep, first);
             keep_outputs(keep, 1);
         }
-        Keeps::TensorSolve => {
-            keep.tensor(first);
-            keep.fresh(first.bytes());
-            keep.fresh(result.and_then(TensorFact::elements).map(|rows| rows.saturating_mul(4)));
-            keep_outputs(keep, 1);
-        }
         Keeps::AllAndFirstResult => {
             call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
             keep_outputs(keep, 1);
@@ -95,13 +89,6 @@ pub(super) fn keep_linear_algebra(
         },
         Keeps::MatrixPower => keep.is_all &= keep_power(keep, call, result).is_some(),
         Keeps::Chain => keep.is_all &= keep_chain(keep, call).is_some(),
-        Keeps::Vander => {
-            keep.tensor(first);
-            let power = first.bytes().zip(first.elements().filter(|n| *n > 0)).map(|(bytes, n)| bytes / n);
-            let columns = result.and_then(|result| result.shape.as_ref()?.last().copied().flatten());
-            let all = first.elements().zip(columns).zip(power);
-            keep.fresh(all.map(|((n, columns), power)| times([n, columns.saturating_sub(1), power])));
-        }
         _ => return false,
     }
     true
@@ -218,8 +205,6 @@ pub(super) fn solver(
         Flops::MatrixNorm => {
             of_all(matrix_dims(call, sizes.len())?.map(|dim| sizes.len().saturating_sub(dim + 1)))?
         }
-        // One matrix of all the dimensions.
-        Flops::TensorSolve => times([2, times(sizes)]),
         Flops::TensorInverse => {
             let side = times(sizes.iter().take(usize::try_from(call.int("ind")?).ok()?).copied());
             times([4, side, times(sizes)])

@@ -5,17 +5,19 @@
 mod chain;
 mod einsum;
 mod flops;
-mod keep;
+pub(crate) mod keep;
 mod linalg;
 mod lookup;
 mod needed;
 mod product;
 mod recurrent;
 mod saved;
+mod times;
 mod unusual;
 
 use std::ops::{AddAssign, Range};
 
+pub(crate) use self::times::times;
 use crate::{BlockId, OperatorId, StorageId, model::ModelGraph};
 
 /// The cost of one operator, or of a run of operators.
@@ -56,11 +58,6 @@ pub struct OperatorCosts {
     keepers: Vec<Option<OperatorId>>,
     /// By operator, the part of what it keeps that others see.
     shared: Vec<u64>,
-}
-
-/// Multiplies numbers from a file, as far as 64 bits go.
-fn times(numbers: impl IntoIterator<Item = u64>) -> u64 {
-    numbers.into_iter().fold(1, u64::saturating_mul)
 }
 
 /// Computes what every operator costs. Linear in operands.

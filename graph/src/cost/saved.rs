@@ -16,6 +16,7 @@ use crate::{
     fact::{Fact, Shape, TensorFact},
     infer::{Call, attention_by_parts, is_dropout_idle, like},
     model::Operator,
+    own,
 };
 
 /// Returns the bytes that this operator keeps and no earlier one does, and whether these are all.
@@ -66,6 +67,7 @@ fn keep_by_rule(
     match keeps {
         Keeps::Nothing => {}
         Keeps::Unknown => return false,
+        Keeps::Own => return own::keep(keep, call, result),
         Keeps::Result
         | Keeps::Operand
         | Keeps::OperandOrResult
@@ -121,12 +123,10 @@ fn keep_by_rule(
         | Keeps::FakeQuantize
         | Keeps::Polygamma
         | Keeps::Ndtr
-        | Keeps::Kron
         | Keeps::Quantile
         | Keeps::Covariance
         | Keeps::Correlation
         | Keeps::Trapezoid
-        | Keeps::SegmentReduce
         | Keeps::CosineSimilarity
         | Keeps::PairwiseDistance
         | Keeps::AllAndResult
@@ -138,11 +138,7 @@ fn keep_by_rule(
         | Keeps::TripletMarginLoss
         | Keeps::CtcLoss
         | Keeps::EmbeddingBag
-        | Keeps::MaxUnpool
-        | Keeps::Combinations
-        | Keeps::TakeAlongDim
-        | Keeps::Stft
-        | Keeps::Istft => return super::unusual::keep_unusual(keep, keeps, call, result),
+        | Keeps::MaxUnpool => return super::unusual::keep_unusual(keep, keeps, call, result),
         Keeps::Results
         | Keeps::AllAndFirstResult
         | Keeps::Chain
@@ -153,13 +149,13 @@ fn keep_by_rule(
         | Keeps::LogDeterminant
         | Keeps::Solve
         | Keeps::LuSolve
-        | Keeps::TensorSolve
         | Keeps::LeastSquares
         | Keeps::LuFactors
         | Keeps::EigenValues
         | Keeps::HermitianEigenValues
-        | Keeps::SingularValues
-        | Keeps::Vander => return super::linalg::keep_linear_algebra(keep, keeps, call, result, outputs),
+        | Keeps::SingularValues => {
+            return super::linalg::keep_linear_algebra(keep, keeps, call, result, outputs);
+        }
     }
     true
 }

@@ -36,19 +36,6 @@ pub(super) fn keep_unusual(
             }
             result.into_iter().for_each(|distances| keep.tensor(distances));
         }
-        // The places are spread to the tensor's size first, as a copy.
-        (Keeps::TakeAlongDim, Some(places)) => {
-            keep.tensor(first);
-            keep.fresh(places.bytes());
-        }
-        (Keeps::Kron, Some(other)) => {
-            if other.requires_grad {
-                keep.tensor(first);
-            }
-            if first.requires_grad {
-                keep.tensor(other);
-            }
-        }
         // The sorted elements with their places, and for each result two ranks and how far it lies between them.
         (Keeps::Quantile, _) => {
             let results = result.and_then(TensorFact::elements);
@@ -61,17 +48,6 @@ pub(super) fn keep_unusual(
         }
         (Keeps::MaxUnpool, Some(indices)) => keep.tensor(indices),
         (Keeps::Ndtr, _) => keep.fresh(first.bytes()),
-        // A mask over all choices with repetition in any order.
-        (Keeps::Combinations, _) => {
-            keep.tensor(first);
-            let length = call.int("r").and_then(|r| u32::try_from(r).ok());
-            keep.fresh(first.elements().zip(length).and_then(|(n, length)| n.checked_pow(length)));
-        }
-        (Keeps::SegmentReduce, _) => {
-            keep.tensor(first);
-            ["lengths", "offsets"].into_iter().for_each(|name| keep.named(call, name));
-            result.into_iter().for_each(|rows| keep.tensor(rows));
-        }
         (Keeps::LogSigmoid, _) => {
             keep.tensor(first);
             // A CPU keeps the exponentials beside.
@@ -87,8 +63,6 @@ pub(super) fn keep_unusual(
         }
         (Keeps::Trapezoid, Some(places)) => trapezoid(keep, call, first, places),
         (Keeps::Covariance | Keeps::Correlation, _) => covariance(keep, keeps, call, first, result),
-        (Keeps::Stft, _) => stft(keep, call, first, result),
-        (Keeps::Istft, _) => istft(keep, call, first),
         (Keeps::EmbeddingBag, Some(indices)) => return bag(keep, call, indices, result),
         _ => return losses(keep, keeps, call, first, second),
     }
@@ -191,51 +165,6 @@ fn covariance(
             None => one,
         });
     }
-}
-
-/// Keeps frames of a signal, times the window.
-fn stft(keep: &mut Keep<'_>, call: &Call<'_>, first: &TensorFact, result: Option<&TensorFact>) {
-    let one = first.dtype.map(tracer::DType::bytes);
-    match call.tensor("window") {
-        Ok(window) => {
-            keep.tensor(window);
-            let frames = result.and_then(|spectrum| spectrum.shape.as_ref()?.last().copied().flatten());
-            let frames = match call.flag("return_complex") {
-                Some(true) => frames,
-                _ => result.and_then(|spectrum| *spectrum.shape.as_ref()?.iter().rev().nth(1)?),
-            };
-            let batch =
-                first.sizes().map(|sizes| times(sizes[..sizes.len().saturating_sub(1)].iter().copied()));
-            let length = call.int("n_fft").and_then(|n| u64::try_from(n).ok());
-            let all = frames.zip(batch).zip(length.zip(one));
-            keep.fresh(all.map(|((frames, batch), (length, one))| times([frames, batch, length, one])));
-            if window.requires_grad {
-                keep.tensor(first);
-            }
-        }
-        Err(_) => keep.tensor(first),
-    }
-}
-
-/// Keeps the window, ones where none is given, and how much of all windows lies on each place of the signal, whole as it is before its
-/// ends are cut off.
-fn istft(keep: &mut Keep<'_>, call: &Call<'_>, first: &TensorFact) {
-    let natural = |name: &str| call.int(name).and_then(|n| u64::try_from(n).ok());
-    let length = natural("n_fft");
-    let hop = natural("hop_length").or(length.map(|length| length / 4));
-    // An element of the spectrum is two of a real signal.
-    let parts = if call.flag("return_complex") == Some(true) { 1 } else { 2 };
-    let one = first.dtype.map(|dtype| dtype.bytes() / parts);
-    match call.tensor("window") {
-        Ok(window) if window.elements() == length => keep.tensor(window),
-        _ => keep.fresh(length.zip(one).map(|(length, one)| length.saturating_mul(one))),
-    }
-    let frames = first.shape.as_ref().and_then(|sizes| sizes.last().copied().flatten());
-    let whole = frames
-        .zip(hop)
-        .zip(length)
-        .and_then(|((frames, hop), length)| frames.checked_sub(1)?.checked_mul(hop)?.checked_add(length));
-    keep.fresh(whole.zip(one).map(|(whole, one)| whole.saturating_mul(one)));
 }
 
 /// Keeps indices and offsets, and what each bag was made of.

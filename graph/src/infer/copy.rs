@@ -24,7 +24,6 @@ rules! {
     embedding: Embedding,
     embedding_bag: EmbeddingBag,
     gather: Gather,
-    take_along: TakeAlongDim,
     index_select: IndexSelect,
     like_first: LikeFirst,
     pad: Pad,
@@ -268,25 +267,6 @@ pub fn embedding_bag(call: &Call<'_>) -> Result {
 pub fn gather(call: &Call<'_>) -> Result {
     let (input, index) = (call.first()?, call.tensor("index")?);
     fresh_fact(input.dtype, shape(index)?.clone())
-}
-
-/// `take_along_dim`: the index's size along a dimension, the others broadcast; without a dimension both are one row.
-pub fn take_along(call: &Call<'_>) -> Result {
-    let (input, index) = (call.first()?, call.tensor("indices")?);
-    if !call.has("dim") {
-        return fresh_fact(input.dtype, Shape::from_slice(&[index.elements()]));
-    }
-    let dim = call.dim("dim", shape(input)?.len())?;
-    let mut own = shape(input)?.clone();
-    let mut other = shape(index)?.clone();
-    let (Some(of_own), Some(of_other)) = (own.get_mut(dim), other.get_mut(dim)) else {
-        reject!("places {} in {}", show_shape(shape(index)?), show_shape(shape(input)?));
-    };
-    let length = *of_other;
-    (*of_own, *of_other) = (Some(1), Some(1));
-    let mut sizes = broadcast(&[&own, &other])?;
-    sizes[dim] = length;
-    fresh_fact(input.dtype, sizes)
 }
 
 /// `index_select`: one dimension's size is the index's.

@@ -361,7 +361,7 @@ pub fn float_of(dtype: DType) -> DType {
     if dtype.is_float() || dtype.is_complex() { dtype } else { DType::Float32 }
 }
 
-pub(super) fn real_of(dtype: DType) -> DType {
+pub(crate) fn real_of(dtype: DType) -> DType {
     match dtype {
         DType::Complex64 => DType::Float32,
         DType::Complex128 => DType::Float64,
@@ -370,7 +370,7 @@ pub(super) fn real_of(dtype: DType) -> DType {
 }
 
 /// Returns the type of complex numbers of such parts.
-pub(super) fn complex_of(dtype: DType) -> DType {
+pub(crate) fn complex_of(dtype: DType) -> DType {
     match dtype {
         DType::Float64 | DType::Complex128 => DType::Complex128,
         _ => DType::Complex64,

@@ -31,8 +31,6 @@ rules! {
     triangles: LuTriangles,
     chain: Chain,
     tensor_inverse: TensorInverse,
-    tensor_system: TensorSolve,
-    powers: Vander,
 }
 
 /// `linalg_solve_triangular`: the right side's sizes; batches broadcast.
@@ -400,30 +398,6 @@ pub fn tensor_inverse(call: &Call<'_>) -> Result {
         reject!("{} has no {at} dimensions", show_shape(sizes));
     };
     Ok(without_strides(input.dtype, last.iter().chain(first).copied().collect()))
-}
-
-/// `linalg_tensorsolve`: the matrix's sizes that the right side has not.
-pub fn tensor_system(call: &Call<'_>) -> Result {
-    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
-    let (x, y) = (shape(a)?, shape(b)?);
-    let moved = match call.get("dims") {
-        Some(Fact::List(_)) => call.dims("dims", x.len())?,
-        _ => Vec::new(),
-    };
-    let kept = (0..x.len()).filter(|at| !moved.contains(at)).chain(moved.iter().copied());
-    fresh_fact(a.dtype, kept.skip(y.len()).filter_map(|at| x.get(at).copied()).collect())
-}
-
-/// `linalg_vander`: powers of each number.
-pub fn powers(call: &Call<'_>) -> Result {
-    let input = call.first()?;
-    let mut sizes = shape(input)?.clone();
-    if sizes.is_empty() {
-        sizes.push(Some(1));
-    }
-    let own = *sizes.last().known()?;
-    sizes.push(if call.has("N") { call.int("N").and_then(|n| u64::try_from(n).ok()) } else { own });
-    fresh_fact(input.dtype.map(super::reduce::widened), sizes)
 }
 
 fn without_strides(dtype: Option<DType>, sizes: Shape) -> Fact {

@@ -22,8 +22,9 @@ mod view;
 
 pub(crate) use call::{Call, Scope, Stop, contiguous_strides, fresh};
 pub(crate) use convolution::laid_out;
-pub(crate) use elementwise::{broadcast, like};
+pub(crate) use elementwise::{broadcast, complex_of, like, promote_pair, real_of};
 pub(crate) use matmul::{Einsum, attention_by_parts};
 pub(crate) use recurrent::{Factor, Recurrence, recurrence};
+pub(crate) use reduce::widened;
 pub(crate) use table::{Rule, is_sized_by_values, rule};
 pub(crate) use view::{is_dropout_idle, viewed_strides};

@@ -33,7 +33,7 @@ pub fn sum(call: &Call<'_>) -> Result {
 }
 
 /// Returns the dtype of a sum.
-pub(super) fn widened(dtype: DType) -> DType {
+pub(crate) fn widened(dtype: DType) -> DType {
     if dtype.is_float() || dtype.is_complex() { dtype } else { DType::Int64 }
 }
 

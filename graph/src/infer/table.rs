@@ -6,6 +6,7 @@ use super::{
     convolution, copied, copy, elementwise, linalg, matmul, norm, number, recurrent, reduce, rules::Infer,
     shared, unusual, view,
 };
+use crate::own;
 
 /// The rule of an operator.
 #[derive(Clone, Copy)]
@@ -17,7 +18,7 @@ pub struct Rule {
 }
 
 /// Each module's rules.
-const MODULES: [fn(ShapeRule) -> Option<Infer>; 13] = [
+const MODULES: [fn(ShapeRule) -> Option<Infer>; 14] = [
     elementwise::function,
     number::function,
     shared::function,
@@ -31,6 +32,7 @@ const MODULES: [fn(ShapeRule) -> Option<Infer>; 13] = [
     recurrent::function,
     view::function,
     copied::function,
+    own::function,
 ];
 
 /// Finds the rule of an operator by its short, plain name.

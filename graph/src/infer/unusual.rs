@@ -5,7 +5,7 @@ use tracer::DType;
 
 use super::{
     call::{Call, Known, Result, Stop, fresh, fresh_fact, integer, integers, reject, shape, wrap},
-    elementwise::{broadcast, complex_of, float_of, promote_pair, real_of},
+    elementwise::{broadcast, float_of, promote_pair},
     rules::rules,
 };
 use crate::fact::{Dim, Fact, Shape, show_shape};
@@ -19,7 +19,6 @@ rules! {
     covariance: Covariance,
     area: Trapezoid | RunningTrapezoid,
     sum_to_size: SumToSize,
-    segments: SegmentReduce,
     histograms: Histogram | HistogramOfRows,
     places: NonzeroStatic,
     unpool: MaxUnpool,
@@ -27,10 +26,6 @@ rules! {
     turned: Rot90,
     blocks: BlockDiag,
     choices: CartesianProd,
-    combinations: Combinations,
-    kron: Kron,
-    spectrum: Stft,
-    signal: Istft,
     gradient: Gradient,
 }
 
@@ -143,20 +138,6 @@ pub fn choices(call: &Call<'_>) -> Result {
     }
 }
 
-/// `kron`: every element of one with every element of the other.
-pub fn kron(call: &Call<'_>) -> Result {
-    let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
-    let (x, y) = (shape(a)?, shape(b)?);
-    let rank = x.len().max(y.len());
-    let size = |sizes: &Shape, at: usize| match (at + sizes.len()).checked_sub(rank) {
-        Some(own) => sizes[own],
-        None => Some(1),
-    };
-    let product = |at| size(x, at).zip(size(y, at)).and_then(|(a, b)| a.checked_mul(b));
-    let dtype = a.dtype.zip(b.dtype).map(|(a, b)| promote_pair(a, b));
-    fresh_fact(dtype, (0..rank).map(product).collect())
-}
-
 /// `max_unpool2d`, `max_unpool3d`: the asked size.
 pub fn unpool(call: &Call<'_>) -> Result {
     let input = call.first()?;
@@ -174,73 +155,6 @@ pub fn fractional_pool(call: &Call<'_>) -> Result {
     let pooled = unpool(call)?;
     let sizes = pooled.tensor().and_then(|pooled| pooled.shape.clone()).known()?;
     Ok(Fact::List(vec![pooled, Fact::Tensor(fresh(Some(DType::Int64), sizes))]))
-}
-
-/// `stft`: frequencies by windows.
-pub fn spectrum(call: &Call<'_>) -> Result {
-    let input = call.first()?;
-    let (batch, length) = match shape(input)?.as_slice() {
-        [length] => (None, *length),
-        [batch, length] => (Some(*batch), *length),
-        other => reject!("{} is no signal", show_shape(other)),
-    };
-    let (window, hop) = window_and_hop(call)?;
-    // torch's own function pads before it calls this.
-    let padded = match call.flag("center") {
-        Some(true) => length.and_then(|length| length.checked_add(window / 2 * 2)),
-        _ => length,
-    };
-    if padded.is_some_and(|length| length < window) {
-        reject!("{} is shorter than a window of {window}", show_shape(shape(input)?));
-    }
-    let frames = padded.map(|length| 1 + (length - window) / hop);
-    let is_complex = input.dtype.known()?.is_complex();
-    let is_half = match call.get("onesided") {
-        None | Some(Fact::None) => !is_complex,
-        Some(_) => call.flag("onesided").known()?,
-    };
-    let frequencies = if is_half { window / 2 + 1 } else { window };
-    let mut sizes: Shape = batch.into_iter().collect();
-    sizes.extend([Some(frequencies), frames]);
-    if call.flag("return_complex") == Some(true) {
-        return fresh_fact(input.dtype.map(complex_of), sizes);
-    }
-    sizes.push(Some(2));
-    fresh_fact(input.dtype, sizes)
-}
-
-/// Returns how long the windows of a transform are, and how far apart.
-fn window_and_hop(call: &Call<'_>) -> Result<(u64, u64)> {
-    let positive = |name: &str| call.int(name).and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
-    let window = positive("n_fft").known()?;
-    let hop = match call.get("hop_length") {
-        None | Some(Fact::None) => (window / 4).max(1),
-        Some(_) => positive("hop_length").known()?,
-    };
-    Ok((window, hop))
-}
-
-/// `istft`: a signal by windows of frequencies.
-pub fn signal(call: &Call<'_>) -> Result {
-    let input = call.first()?;
-    let (batch, frequencies, frames) = match shape(input)?.as_slice() {
-        [frequencies, frames] => (None, *frequencies, *frames),
-        [batch, frequencies, frames] => (Some(*batch), *frequencies, *frames),
-        other => reject!("{} is no spectrum", show_shape(other)),
-    };
-    let (window, hop) = window_and_hop(call)?;
-    if frequencies.is_some_and(|n| n != window && n != window / 2 + 1) {
-        reject!("{} has not the frequencies of a window of {window}", show_shape(shape(input)?));
-    }
-    let whole = frames.and_then(|frames| frames.checked_sub(1)?.checked_mul(hop)?.checked_add(window));
-    let length = match (call.get("length"), call.flag("center").known()?) {
-        (Some(Fact::Int(length)), _) => length.and_then(|length| u64::try_from(length).ok()),
-        (_, true) => whole.and_then(|whole| whole.checked_sub(window / 2 * 2)),
-        _ => whole,
-    };
-    let is_complex = call.flag("return_complex").known()?;
-    let dtype = if is_complex { input.dtype } else { input.dtype.map(real_of) };
-    fresh_fact(dtype, batch.into_iter().chain([length]).collect())
 }
 
 /// `aminmax`: the least and the largest.
@@ -275,29 +189,6 @@ pub fn covariance(call: &Call<'_>) -> Result {
         [None, _] => Err(Stop::Unknown),
         other => reject!("rows of {}", show_shape(other)),
     }
-}
-
-/// `combinations`: a row for each choice of `r` elements.
-pub fn combinations(call: &Call<'_>) -> Result {
-    let input = call.first()?;
-    let [size] = shape(input)?.as_slice() else { reject!("{} is no list", show_shape(shape(input)?)) };
-    let Ok(r) = u64::try_from(call.int("r").known()?) else { reject!("choices of less than nothing") };
-    if r == 0 {
-        return fresh_fact(input.dtype, Shape::from_slice(&[Some(0)]));
-    }
-    let is_repeated = call.flag("with_replacement").known()?;
-    let rows = size.and_then(|n| match (is_repeated, n) {
-        (true, 0) => Some(0),
-        (true, n) => ways(n.checked_add(r - 1)?, r),
-        (false, n) => ways(n, r),
-    });
-    fresh_fact(input.dtype, Shape::from_slice(&[rows, Some(r)]))
-}
-
-/// The number of ways to choose `k` of `n`, which at least doubles with every step.
-fn ways(n: u64, k: u64) -> Dim {
-    let Some(rest) = n.checked_sub(k) else { return Some(0) };
-    (0..k.min(rest)).try_fold(1_u64, |ways, at| Some(ways.checked_mul(n - at)? / (at + 1)))
 }
 
 /// `trapezoid`, `trapz`, `cumulative_trapezoid`: areas between neighbours, summed.
@@ -360,22 +251,6 @@ pub fn places(call: &Call<'_>) -> Result {
     let rank = shape(call.first()?)?.len() as u64;
     let asked = call.int("size").and_then(|size| u64::try_from(size).ok());
     fresh_fact(Some(DType::Int64), Shape::from_slice(&[asked, Some(rank)]))
-}
-
-/// `segment_reduce`: a row for each segment, which lengths or bounds tell.
-pub fn segments(call: &Call<'_>) -> Result {
-    let input = call.first()?;
-    let of = match call.tensor("lengths") {
-        Ok(lengths) => shape(lengths)?.clone(),
-        Err(_) => {
-            let mut bounds = shape(call.tensor("offsets")?)?.clone();
-            let last = bounds.last_mut().known()?;
-            *last = last.map(|bounds| bounds.saturating_sub(1));
-            bounds
-        }
-    };
-    let rest = shape(input)?.iter().skip(of.len()).copied();
-    fresh_fact(input.dtype, of.iter().copied().chain(rest).collect())
 }
 
 /// `histogram`, `histogramdd`: counts, and the bounds of the bins in each dimension.

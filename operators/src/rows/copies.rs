@@ -68,7 +68,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     _unsafe_index                        Copy   Index              OtherOperands  -      -        -        -             -                -         -                -            -        [];
     _unsafe_masked_index                 Copy   Index              OtherOperands  -      -        -        -             -                -         -                -            -        [];
     gather                               Copy   Gather             AllOperands    -      -        -        -             Torch            -         -                OtherDims    -        [Cheap];
-    take_along_dim                       Copy   TakeAlongDim       TakeAlongDim   -      -        -        -             -                -         -                -            -        [];
+    take_along_dim                       Copy   Own                Own            -      -        -        -             -                -         -                -            -        [];
     take                                 Copy   Gather             AllOperands    -      -        -        -             -                -         -                -            -        [];
     index_select                         Copy   IndexSelect        OtherOperands  -      -        -        -             Torch            -         -                OtherDims    -        [Cheap];
     scatter                              Copy   LikeFirst          OtherOperands  -      -        -        -             Torch            Same      Method           -            -        [Cheap];
@@ -100,7 +100,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     rot90                                Copy   Rot90              -              -      -        -        -             -                -         -                -            -        [];
     block_diag                           Copy   BlockDiag          -              -      -        -        -             -                -         -                -            -        [];
     cartesian_prod                       Copy   CartesianProd      -              -      -        MayView  -             -                -         -                -            -        [];
-    combinations                         Copy   Combinations       Combinations   -      -        -        -             -                -         -                -            -        [];
+    combinations                         Copy   Own                Own            -      -        -        -             -                -         -                -            -        [];
     repeat                               Copy   Repeat             -              -      -        -        -             Method           -         -                Repeat       -        [Cheap];
     tile                                 Copy   Tile               -              -      -        -        -             Torch            -         -                -            -        [Cheap];
     repeat_interleave                    Copy   RepeatInterleave   OtherOperands  -      -        -        -             Torch            -         -                Interleave   -        [Cheap];

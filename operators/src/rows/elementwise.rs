@@ -238,7 +238,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     alpha_dropout                           Elementwise  Dropout           DropoutMask       -      Dropout     MayView  -                  -           Same      -           -            -                   [Random];
     feature_alpha_dropout                   Elementwise  Dropout           ChannelMask       -      -           MayView  -                  Torch       Same      -           -            -                   [Random];
     native_dropout                          Elementwise  NativeDropout     DropoutMask       -      -           MayView  -                  -           -         -           -            -                   [Random];
-    kron                                    Elementwise  Kron              Kron              -      -           -        -                  Torch       -         -           -            -                   [];
+    kron                                    Elementwise  Own               Own               -      -           -        -                  Torch       -         -           -            -                   [];
     diff                                    Elementwise  Diff              -                 -      -           -        -                  Torch       -         -           -            -                   [Cheap];
     gradient                                Elementwise  Gradient          -                 -      -           -        Tensors            -           -         -           -            -                   [];
 };

@@ -59,10 +59,10 @@ pub(super) const ROWS: &[Operator] = rows! {
     linalg_lu                   Other  LuTriangles           Results               -                 -       -       -      -       -         -           -      -        [];
     lu_unpack                   Other  LuTriangles           -                     -                 -       -       -      -       -         -           -      -        [];
     linalg_tensorinv            Other  TensorInverse         Result                TensorInverse     -       -       -      -       -         -           -      -        [];
-    linalg_tensorsolve          Other  TensorSolve           TensorSolve           TensorSolve       -       -       -      -       -         -           -      -        [];
-    linalg_vander               Other  Vander                Vander                -                 -       -       -      -       -         -           -      -        [];
-    stft                        Other  Stft                  Stft                  -                 -       -       -      -       -         -           -      -        [];
-    istft                       Other  Istft                 Istft                 -                 -       -       -      -       -         -           -      -        [];
+    linalg_tensorsolve          Other  Own                   Own                   Own               -       -       -      -       -         -           -      -        [];
+    linalg_vander               Other  Own                   Own                   -                 -       -       -      -       -         -           -      -        [];
+    stft                        Other  Own                   Own                   -                 -       -       -      -       -         -           -      -        [];
+    istft                       Other  Own                   Own                   -                 -       -       -      -       -         -           -      -        [];
     searchsorted                Other  Search                AllOperands           -                 -       -       -      -       -         -           -      -        [NoGradient];
     bucketize                   Other  Search                AllOperands           -                 -       -       -      -       -         -           -      -        [NoGradient];
     fft_fft                     Other  Fourier               RealTransform         -                 -       -       -      -       -         -           -      -        [];

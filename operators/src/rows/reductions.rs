@@ -97,7 +97,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     trapz                             Reduce  Trapezoid          Trapezoid          -           -           -        -                 -       -         -           -             -        [];
     cumulative_trapezoid              Reduce  RunningTrapezoid   Trapezoid          -           -           -        -                 -       -         -           -             -        [];
     sum_to_size                       Reduce  SumToSize          -                  -           -           MayView  -                 -       -         -           -             -        [];
-    segment_reduce                    Reduce  SegmentReduce      SegmentReduce      -           -           -        -                 -       -         -           -             -        [];
+    segment_reduce                    Reduce  Own                Own                -           -           -        -                 -       -         -           -             -        [];
     histogram                         Reduce  Histogram          -                  -           -           -        -                 -       -         -           -             -        [];
     histogramdd                       Reduce  HistogramOfRows    -                  -           -           -        -                 -       -         -           -             -        [];
     nonzero_static                    Reduce  NonzeroStatic      -                  -           -           -        -                 -       -         -           -             -        [];

@@ -1,0 +1,93 @@
+//! Operators that are like no other: a file each, named after the operator, and a line in the list below.
+//!
+//! Their rows say `Own` where the file has the rule. What two operators share is a rule with a name of its own instead.
+
+mod combinations;
+mod istft;
+mod kron;
+mod linalg_tensorsolve;
+mod linalg_vander;
+mod segment_reduce;
+mod stft;
+mod take_along_dim;
+
+use operators::ShapeRule;
+
+use crate::{
+    cost::keep::Keep,
+    fact::TensorFact,
+    infer::call::{Call, Result, Stop},
+};
+
+/// What is to be known of such an operator.
+struct Own {
+    /// Sizes and types of its results.
+    infer: fn(&Call<'_>) -> Result,
+    /// Keeps what its gradient needs, given the first result; false where operands are not as they should be.
+    keep: fn(&mut Keep<'_>, &Call<'_>, Option<&TensorFact>) -> bool,
+    /// Operations of the forward pass, and of the gradient of the first operand.
+    flops: Option<Operations>,
+}
+
+/// What a call and its first result tell of operations.
+type Operations = fn(&Call<'_>, Option<&TensorFact>) -> Option<[u64; 2]>;
+
+macro_rules! own {
+    ($($name:ident,)*) => {
+        const ALL: &[(&str, Own)] = &[$((stringify!($name), $name::OWN)),*];
+    };
+}
+
+own! {
+    combinations,
+    istft,
+    kron,
+    linalg_tensorsolve,
+    linalg_vander,
+    segment_reduce,
+    stft,
+    take_along_dim,
+}
+
+fn of(call: &Call<'_>) -> Option<&'static Own> {
+    let row = call.row()?;
+    ALL.iter().find(|(name, _)| *name == row.name).map(|(_, own)| own)
+}
+
+/// Returns the sizes and types of an operator's results.
+pub(crate) fn infer(call: &Call<'_>) -> Result {
+    (of(call).ok_or(Stop::Unknown)?.infer)(call)
+}
+
+/// Returns the function of the rule.
+pub(crate) fn function(rule: ShapeRule) -> Option<fn(&Call<'_>) -> Result> {
+    (rule == ShapeRule::Own).then_some(infer)
+}
+
+/// Keeps what an operator's gradient needs; false where that is not known.
+pub(crate) fn keep(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) -> bool {
+    of(call).is_some_and(|own| (own.keep)(keep, call, result))
+}
+
+/// Returns an operator's operations, forward and for the gradient of the first operand.
+pub(crate) fn flops(call: &Call<'_>, result: Option<&TensorFact>) -> Option<[u64; 2]> {
+    of(call)?.flops?(call, result)
+}
+
+#[cfg(test)]
+mod tests {
+    use operators::{Flops, Keeps};
+
+    use super::*;
+
+    #[test]
+    fn rows_and_files_agree() {
+        for row in operators::all() {
+            let own = ALL.iter().find(|(name, _)| *name == row.name).map(|(_, own)| own);
+            assert_eq!(own.is_some(), row.shape == ShapeRule::Own, "sizes of `{}`", row.name);
+            assert_eq!(own.is_some(), row.keeps == Keeps::Own, "saved activations of `{}`", row.name);
+            let has_flops = own.is_some_and(|own| own.flops.is_some());
+            assert_eq!(has_flops, row.flops == Flops::Own, "operations of `{}`", row.name);
+        }
+    }
+}
