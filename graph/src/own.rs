@@ -7,6 +7,7 @@ mod istft;
 mod kron;
 mod linalg_tensorsolve;
 mod linalg_vander;
+mod norm_except_dim;
 mod segment_reduce;
 mod stft;
 mod take_along_dim;
@@ -44,6 +45,7 @@ own! {
     kron,
     linalg_tensorsolve,
     linalg_vander,
+    norm_except_dim,
     segment_reduce,
     stft,
     take_along_dim,

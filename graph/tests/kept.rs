@@ -397,3 +397,15 @@ fn masked_scatter_keeps_its_mask_alone() {
         20,
     );
 }
+
+#[test]
+fn norms_along_a_dimension_are_kept_with_what_they_are_of() {
+    check(&["x 3,4,5"], "%out : Tensor = aten::norm_except_dim(%x, %2, %0)", 252);
+    check(&["x 3,4,5"], "%out : Tensor = aten::norm_except_dim(%x, %2, %2)", 260);
+    // A copy in another order, beside the square that the product keeps.
+    let both = "%n : Tensor = aten::norm_except_dim(%x, %2, %1)
+         %y : Tensor = aten::exp(%x)
+         %z : Tensor = aten::mul(%y, %x)
+         %out : Tensor = aten::add(%z, %n, %1)";
+    check(&["x 3,4,5"], both, 736);
+}

@@ -45,6 +45,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     mean                              Reduce  Mean               -                  -           Reduce      -        -                 Torch   -         -           Mean          -        [Cheap];
     nanmean                           Reduce  Mean               -                  -           -           -        -                 -       -         -           -             -        [];
     norm                              Reduce  TensorNorm         OperandAndResult   -           Reduce      -        -                 -       -         -           -             -        [];
+    norm_except_dim                   Reduce  Own                Own                -           Reduce      -        -                 -       -         -           -             -        [];
     linalg_norm                       Reduce  TensorNorm         OperandAndResult   -           -           -        -                 -       -         -           -             -        [];
     linalg_vector_norm                Reduce  TensorNorm         OperandAndResult   -           -           -        -                 -       -         -           Reduce        -        [];
     linalg_matrix_norm                Reduce  TensorNorm         MatrixNorm         MatrixNorm  -           -        -                 -       -         -           -             -        [];
