@@ -506,16 +506,21 @@ def checked(cases, level):
 def host_trace(cases):
     """Work that is planted beside the stages is told as the script's own, and work inside of them is not."""
     run = Trained(cases, "gpt2_tiny")
-    script = run.out / "train.py"
-    text = script.read_text()
     beside, inside = "            self.submod.micro_batch = (self.pipeline, number)\n", "                    outputs = self.module(*positional)\n"
-    spin = "{0}end = time.thread_time() + {1}\n{0}while time.thread_time() < end: pass\n"
-    assert text.count(beside) == text.count(inside) == 1
-    script.write_text(text.replace(beside, beside + spin.format(" " * 12, 0.008)).replace(inside, spin.format(" " * 20, 0.020) + inside))
+    spin = "{0}import time; end = time.thread_time() + {1}\n{0}while time.thread_time() < end: pass\n"
+    planted = {
+        run.out / "train_parts/pipelines.py": (beside, beside + spin.format(" " * 12, 0.008)),
+        run.out / "train_parts/stages.py": (inside, spin.format(" " * 20, 0.020) + inside),
+    }
+    texts = {file: file.read_text() for file in planted}
+    for file, (old, new) in planted.items():
+        assert texts[file].count(old) == 1
+        file.write_text(texts[file].replace(old, new))
     try:
         lines, said = run.run(2, *two(4), "--host-trace", "--allow-changes")
     finally:
-        script.write_text(text)
+        for file, text in texts.items():
+            file.write_text(text)
     host = lines[-1]["host"]
     # Half of the passes are forward passes, in which 8 and 20 ms are spent.
     if host["passes"] != 8 or not (0.004 <= host["pass"] <= 0.008 and 0.010 <= host["stage"] <= 0.016) or "train.py itself took" not in said:
@@ -531,7 +536,7 @@ def profiled(cases, fault=None):
     plan = processes.planned(cases, "gpt2_tiny", "torchgpipe") / "plan.yaml"
     run, path = Trained(cases, "gpt2_tiny"), task(cases.place, "gpt")
     place = run.out / "train_parts/profile.py"
-    slow = (run.out / "train.py", "                    outputs = self.module(*positional)\n", "                    time.sleep(0.02 * self.stage)\n")
+    slow = (run.out / "train_parts/stages.py", "                    outputs = self.module(*positional)\n", "                    import time; time.sleep(0.02 * self.stage)\n")
     texts = {file: file.read_text() for file in (place, slow[0])}
     assert texts[slow[0]].count(slow[1]) == 1 and (not fault or texts[place].count(fault[0]) == 1)
     slow[0].write_text(texts[slow[0]].replace(slow[1], slow[2] + slow[1]))
@@ -715,7 +720,7 @@ def host_predicted(cases):
     known = eval(re.search(r'"host": (\[.*?\])', script)[1])
     step = lambda us: json.loads(command(cases, "simulate", plan / "plan.yaml", "--host-overhead", us, "--format", "json"))["step_seconds"]  # noqa: E731
     near([step(us) for us in (0, 300, 1000)], [dict(known)[us / 1e6] for us in (0, 300, 1000)], "steps", 1e-9)
-    train = processes.module_of(plan / "train.py", "train_script")
+    train = processes.part_of(plan, "progress")
     near([step(250) - step(0)], [train.under(known, 250e-6)], "a step between two that are known", 1e-2)
     (plan / "train.py").write_text(script.replace('"devices": "2 × T4"', '"devices": "2 × CPU"'))
     try:

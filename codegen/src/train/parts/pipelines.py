@@ -1,4 +1,14 @@
-# -- pipelines ------------------------------------------------------------------------------------------------------
+"""The pipelines that a rank is part of, under the schedules of torch.distributed.pipelining."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from train_parts.counts import Operations
+from train_parts.deferred import DEFERRAL
+from train_parts.hangs import DOING
+from train_parts.profile import PROFILE
 
 
 def make_stage_class():
@@ -174,5 +184,3 @@ def make_schedule(arguments, stages, chunks, loss):
         return cls(stages, chunks, loss_fn=loss, scale_grads=False)
     except ValueError as error:  # another number of micro-batches, most often
         return sys.exit(f"schedule {arguments.schedule}: {error}")
-
-
