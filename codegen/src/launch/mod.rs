@@ -134,6 +134,8 @@ pub struct Prediction {
     pub names: Vec<String>,
     /// How many devices there are, and the operations a second that all of them together come to at most, by type.
     pub peak: (usize, BTreeMap<String, f64>),
+    /// Of that, what the script takes of the host for each pass.
+    pub charged: Seconds,
     /// The step where the host takes so much longer for each pass, ascending; nothing where that is not known.
     pub host: Vec<(Seconds, Seconds)>,
 }
@@ -152,8 +154,8 @@ impl Prediction {
             self.host.iter().map(|(pass, step)| format!("({}, {})", pass.0, step.0)).collect();
         let host = host.join(", ");
         format!(
-            "{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}, \"names\": [{names}], \"count\": {count}, \"peak\": {{{peaks}}}, \"host\": [{host}]}}",
-            self.step.0
+            "{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}, \"names\": [{names}], \"count\": {count}, \"peak\": {{{peaks}}}, \"charged\": {}, \"host\": [{host}]}}",
+            self.step.0, self.charged.0
         )
     }
 }
@@ -253,6 +255,7 @@ mod tests {
             devices: "2 × \"t4\"".into(),
             names: vec!["t4".into(), "teslat4".into()],
             peak: (2, [("float32".to_string(), 1.62e13)].into()),
+            charged: Seconds(2e-4),
             host: vec![(Seconds(0.0), Seconds(0.5)), (Seconds(1e-3), Seconds(0.75))],
         };
         let defaults = Defaults {
@@ -277,7 +280,7 @@ mod tests {
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");
         assert!(
-            line.contains("\"names\": [\"t4\", \"teslat4\"], \"count\": 2, \"peak\": {\"float32\": 1.62e13}, \"host\": [(0, 0.5), (0.001, 0.75)]"),
+            line.contains("\"names\": [\"t4\", \"teslat4\"], \"count\": 2, \"peak\": {\"float32\": 1.62e13}, \"charged\": 0.0002, \"host\": [(0, 0.5), (0.001, 0.75)]"),
             "{line}"
         );
     }

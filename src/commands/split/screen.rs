@@ -229,6 +229,9 @@ fn figures(found: &Found) -> String {
     }
     text.push_str(&times(found));
     let answer = &found.answer;
+    if let Some(host) = plan::host(answer) {
+        text.push_str(&labelled("host        ", &host, 12));
+    }
     text.push_str(&if answer.optimal {
         format!("optimal     proven, by the planner's objective{}\n", plan::with_pins(answer))
     } else {

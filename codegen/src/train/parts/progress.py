@@ -1,6 +1,7 @@
 """What is told: a line for each step, and at the end what a step took, beside what was predicted."""
 
 import json
+import math
 import re
 import statistics
 import time
@@ -88,19 +89,25 @@ def beside_prediction(arguments, all_seconds, host=None):
     text += f" {told(predicted['seconds'])}"
     if predicted["band"]:
         text += " (p10–p90 {}–{})".format(*map(told, predicted["band"]))
-    if host and (more := under(predicted.get("host"), host["pass"])):
+    if host and (more := under(predicted.get("host"), host["pass"], predicted.get("charged", 0.0))) is not None:
         text += f", and {told(predicted['seconds'] + more + host['step'])} with what the script costs the host"
     if arguments.is_changed:
         text += ", run as planned: this was run otherwise"
     return text + "\n"
 
 
-def under(known, seconds):
-    """Returns how much longer a step is where the host takes so many seconds more for each pass, between the nearest that are known."""
-    for (low, short), (high, long) in zip(known or (), (known or ())[1:]):
-        if low <= seconds <= high:
-            return short + (long - short) * (seconds - low) / (high - low) - known[0][1]
-    return None
+def under(known, seconds, charged=0.0):
+    """Returns how much longer a step is where the host takes so many seconds for each pass, and not what the plan was charged: between
+    the nearest that are known."""
+
+    def step(seconds):
+        for (low, short), (high, long) in zip(known or (), (known or ())[1:]):
+            if low <= seconds <= high:
+                return short + (long - short) * (seconds - low) / (high - low)
+        return math.nan
+
+    more = step(seconds) - step(charged)
+    return None if math.isnan(more) else more
 
 
 def about_offload(arguments, known, count):
@@ -145,8 +152,10 @@ def about_host(run):
     dist.all_gather(found, own)
     a_pass, stage, step, passes = max((each.tolist() for each in found))
     text = f"train.py itself took {told(a_pass)} of the host's time a pass, beside {told(stage)} in the stage ({passes:g} passes a step),"
-    text += f" and {told(step)} a step for data, sums and the update; the plan's prediction counts none of it,"
-    text += f" `model-analyze simulate plan.yaml --host-overhead {1e6 * a_pass:.0f}` counts that of passes"
+    text += f" and {told(step)} a step for data, sums and the update; "
+    charged = (run.arguments.plan.get("prediction") or {}).get("charged", 0.0)
+    text += f"the plan counts {told(charged)} a pass" if charged else "the plan counts none of it"
+    text += f", `split`, `plan` and `simulate` that of passes with --host-overhead {1e6 * a_pass:.0f}"
     return text, {"pass": a_pass, "stage": stage, "step": step, "passes": passes}
 
 
