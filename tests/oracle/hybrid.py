@@ -16,7 +16,8 @@ import torch
 import torchrun as processes
 import trainer
 from torchrun import Failed, finds_fault
-from trainer import ADAM, Trained, elements, resumed, task
+from runs import resumed
+from trainer import ADAM, Trained, elements, task
 
 warnings.filterwarnings("ignore")
 GROUPS = ("--replicas", "4", "--sharding-group", "2")

@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torchrun as processes
 import trainer
 from torchrun import Failed, finds_fault
-from trainer import Trained, failing, task
+from runs import failing
+from trainer import Trained, task
 
 warnings.filterwarnings("ignore")
 INSIDE = "                    outputs = self.module(*positional)\n"
