@@ -227,7 +227,7 @@ zoo-host-optimizer: .venv/ready
 # Schedules, replicas, resuming and validation in more sizes than the suite tries.
 zoo-training: .venv/ready
 	cargo build
-	for script in torchrun trainer; do rm -rf out/zoo-training/$$script && mkdir -p out/zoo-training/$$script && \
+	for script in torchrun trainer runs; do rm -rf out/zoo-training/$$script && mkdir -p out/zoo-training/$$script && \
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/$$script.py target/debug/model-analyze out/zoo-training/$$script --all || exit 1; done
 
 # PipeDream and 2BW, with unequal replicas, too, beside a loop with the same stale gradients.

@@ -683,6 +683,44 @@ fn one_request_runs_where_it_is_fastest() {
     assert_eq!(answer["micro_batches"], 1);
 }
 
+/// What a pass costs the host is charged, kept, said, and simulated; a device's type may say it.
+#[test]
+fn what_the_script_takes_of_the_host_is_in_the_plan() {
+    let folder = folder();
+    let (model, file) =
+        ("fixtures/traces/gpt2_tiny.pt", folder.path().join("plan.yaml").display().to_string());
+    let asked = ["plan", model, "--devices", "2xt4", "--strategy", "1f1b", "--micro-batches", "4"];
+    let free = json(&asked);
+    assert!(free["host_overhead_seconds"].is_null());
+    let charged = json(&[&asked[..], &["--host-overhead", "280", "-o", &file]].concat());
+    assert_eq!(charged["host_overhead_seconds"], 280e-6);
+    let step = |answer: &serde_json::Value| answer["step_seconds"].as_f64().expect("a step");
+    // Four micro-batches and the way of one through two stages: five forward and backward passes one behind the other.
+    let more = step(&charged) - step(&free);
+    assert!((8.0 * 280e-6..=10.01 * 280e-6).contains(&more), "{more}");
+    let simulated = |more: &[&str]| step(&json(&[&["simulate", &file], more].concat()));
+    assert!((simulated(&[]) - step(&charged)).abs() < 1e-6);
+    assert!(simulated(&["--host-overhead", "0"]) < step(&charged) - 8.0 * 280e-6 * 0.99);
+    assert!((step(&json(&["plan", model, "--check", &file])) - step(&charged)).abs() < 1e-6);
+    assert!(text(&["plan", model, "--check", &file]).contains("host: 280 µs a pass for the script"));
+    // The most that a type says, where nothing is asked for.
+    let cluster = "kind: cluster\nversion: 1\ntypes:\n  slow: {memory: 16000000000, memory_bandwidth: 3.2e11, peak: {float32: 8.1e12}, \
+                   host_overhead: 2.8e-4}\ndevices:\n- {name: a, type: slow, place: [0]}\n- {name: b, type: t4, place: [0]}\nlevels:\n\
+                   - {name: pcie, bandwidth: 1.6e10, latency: 1.0e-5}\n";
+    let path = write(&folder, "cluster.yaml", cluster);
+    let of_type = |more: &[&str]| {
+        json(&[&["plan", model, "--cluster", &path, "--micro-batches", "4"], more].concat())["host_overhead_seconds"]
+            .as_f64()
+    };
+    assert_eq!(of_type(&[]), Some(280e-6));
+    assert_eq!(of_type(&["--host-overhead", "0"]), None);
+    for wrong in ["NaN", "1e7", "much"] {
+        fails(&[&asked[..], &["--host-overhead", wrong]].concat(), 2, &["--host-overhead"]);
+    }
+    let forward = ["plan", model, "--devices", "2xt4", "--inference", "--host-overhead", "9"];
+    fails(&forward, 2, &["a forward pass alone takes no --host-overhead"]);
+}
+
 #[test]
 fn inference_refuses_what_is_of_training() {
     fails(&["plan", GPT2, "--devices", "2xt4", "--kv-cache", "10"], 2, &["--kv-cache is for inference"]);

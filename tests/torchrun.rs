@@ -10,10 +10,16 @@ fn several_processes_train_as_one() {
     oracle::run("torchrun");
 }
 
-/// The cases stand in `tests/oracle/trainer.py`. It takes longest, and tests begin in the order of their names.
+/// The cases stand in `tests/oracle/trainer.py`. It takes longest, with `runs`, and tests begin in the order of their names.
 #[test]
 fn a_task_is_trained_as_a_plain_loop_trains() {
     oracle::run("trainer");
+}
+
+/// The cases stand in `tests/oracle/runs.py`: what is saved, resumed, validated, told, and what ends a run.
+#[test]
+fn a_run_goes_on_as_if_nothing_had_ended_it() {
+    oracle::run("runs");
 }
 
 /// The cases, the faults that they find, and a GPU of pretence stand in `tests/oracle/offload.py`.
@@ -70,7 +76,7 @@ fn an_optimizer_on_the_host_changes_nothing() {
     oracle::run("host_optimizer");
 }
 
-/// The cases stand in `tests/oracle/stragglers.py`; `make zoo-stragglers` runs more. Ranks that hang or fail are in `trainer.py`, too.
+/// The cases stand in `tests/oracle/stragglers.py`; `make zoo-stragglers` runs more. Ranks that hang or fail are in `runs.py`, too.
 #[test]
 fn slow_ranks_are_named() {
     oracle::run("stragglers");

@@ -2,6 +2,7 @@
 
 mod all_pipelines;
 pub(crate) mod all_plans;
+mod host_overhead;
 mod inference;
 pub(crate) mod random_problems;
 mod simulated;

@@ -166,6 +166,11 @@ pub struct Training {
     pub recompute_unit: RecomputeUnit,
     /// Whether activations may wait in host memory.
     pub offload: bool,
+    /// What the script takes of the host for each pass of a stage, beside the stage's own work: forward, backward, or one of the
+    /// two halves of a backward pass.
+    ///
+    /// Invariant: none where nothing is trained.
+    pub host_overhead: Seconds,
     /// What is made small where nothing is trained: the forward pass alone is planned.
     pub inference: Option<Inference>,
     /// The most that a search looks at.
@@ -238,6 +243,7 @@ impl Default for Training {
             recompute: true,
             recompute_unit: RecomputeUnit::Block,
             offload: false,
+            host_overhead: Seconds(0.0),
             inference: None,
             limits: Limits::NORMAL,
         }
@@ -268,6 +274,11 @@ pub enum ProblemError {
         /// The number.
         value: f64,
     },
+    /// What the host cannot take.
+    #[error(
+        "the host's overhead is {0} s a pass; it must be a number that is not negative and can be measured, 0 where nothing is trained"
+    )]
+    BadOverhead(f64),
     /// Cuts between which nothing stands.
     #[error("a stage is to begin at block {0}, which leaves a stage without blocks")]
     EmptyStage(usize),
@@ -310,6 +321,10 @@ impl Problem {
     pub fn validate(&self) -> Result<(), ProblemError> {
         if self.blocks.is_empty() {
             return Err(ProblemError::NoBlocks);
+        }
+        let Seconds(overhead) = self.training.host_overhead;
+        if !(0.0..1e15).contains(&overhead) || self.training.inference.is_some() && overhead > 0.0 {
+            return Err(ProblemError::BadOverhead(overhead));
         }
         for block in &self.blocks {
             let times = [
@@ -354,6 +369,12 @@ impl Problem {
     /// Returns the time of one micro-batch through all blocks on a device of speed 1.
     pub fn seconds(&self) -> f64 {
         self.blocks.iter().map(Block::seconds).sum()
+    }
+
+    /// Seconds of the host for one micro-batch in a stage, at the least: a forward pass and a backward pass. Halves of the backward
+    /// pass are one more.
+    pub(crate) fn host_of_two(&self) -> f64 {
+        2.0 * self.training.host_overhead.0
     }
 
     /// Returns the bytes of all parameters, tied ones once.

@@ -174,6 +174,10 @@ class DeviceType(_DeviceType, total=False):
     # What the host takes to call an operator of an accelerator, Python included; 29 µs when absent.
     host_call: Union[Seconds, None]
 
+    # What a training script takes of the host for each pass of a stage, beside the stage's own work; nothing when
+    # absent. `train.py --host-trace` measures that of the folders that `emit` writes.
+    host_overhead: Union[Seconds, None]
+
     # Time of large products relative to what the peak rate promises, whatever the data type; 1 when absent.
     product_slowdown: Union[float, None]
 
@@ -1115,6 +1119,9 @@ class PlanAnswer(_PlanAnswer, total=False):
 
     # Where the times of operators come from.
     times: Union[TimesFrom, None]
+
+    # What the script takes of the host for each pass, where that was charged.
+    host_overhead_seconds: Union[float, None]
 
     # Bytes at the peak of the fullest device.
     memory_bytes: Union[int, None]

@@ -109,6 +109,7 @@ pub(crate) fn check_figures(name: &str, device: &DeviceType) -> Result<(), Devic
         ("link_bandwidth", device.link_bandwidth.map(|rate| rate.0)),
         ("launch", device.launch.map(|time| time.0)),
         ("host_call", device.host_call.map(|time| time.0)),
+        ("host_overhead", device.host_overhead.map(|time| time.0).filter(|time| *time != 0.0)),
         ("product_slowdown", device.product_slowdown),
         ("copy_slowdown", device.copy_slowdown),
         ("attention_slowdown", device.attention_slowdown),

@@ -74,6 +74,10 @@ pub struct DeviceType {
     /// What the host takes to call an operator of an accelerator, Python included; 29 µs when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_call: Option<Seconds>,
+    /// What a training script takes of the host for each pass of a stage, beside the stage's own work; nothing when absent.
+    /// `train.py --host-trace` measures that of the folders that `emit` writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_overhead: Option<Seconds>,
     /// Time of large products relative to what the peak rate promises, whatever the data type; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product_slowdown: Option<f64>,
@@ -89,6 +93,14 @@ pub struct DeviceType {
     /// Where a figure comes from, by field.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub sources: IndexMap<String, String>,
+}
+
+impl Cluster {
+    /// Returns the most that a device's type says of what a training script takes of the host for each pass.
+    pub fn host_overhead(&self) -> Seconds {
+        let types = self.devices.iter().filter_map(|device| self.types.get(&device.type_));
+        Seconds(types.filter_map(|type_| type_.host_overhead).map(|time| time.0).fold(0.0, f64::max))
+    }
 }
 
 impl DeviceType {

@@ -87,6 +87,9 @@ pub struct PlanAnswer {
     /// Where the times of operators come from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<TimesFrom>,
+    /// What the script takes of the host for each pass, where that was charged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_overhead_seconds: Option<f64>,
     /// Bytes at the peak of the fullest device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,

@@ -212,7 +212,8 @@ fn account(time: &mut ProgramTime, workload: &Workload, machine: &Machine, task:
     match task.label.work {
         Work::Compute { op, partner } => {
             let device = &machine.devices[workload.devices[task.label.program]];
-            let host = device.host_overhead.min(total);
+            let passes = 1 + u64::from(partner.is_some());
+            let host = device.host_overhead.saturating_mul(passes).min(total);
             time.host += host;
             let mut left = total - host;
             for op in std::iter::once(op).chain(partner) {

@@ -79,9 +79,9 @@ pub struct Simulate {
     /// Where to write the order, for stock torch.distributed.pipelining
     #[arg(long, value_name = "F.csv")]
     write_csv: Option<PathBuf>,
-    /// What the host adds to each operation, in microseconds
-    #[arg(long, value_name = "US", default_value_t = 0.0, conflicts_with_all = ["csv", "ranks"])]
-    host_overhead: f64,
+    /// What the host adds to each pass, in microseconds [default: what the plan was made with]
+    #[arg(long, value_name = "US", conflicts_with_all = ["csv", "ranks"])]
+    host_overhead: Option<f64>,
     /// Give every transfer the whole bandwidth of its ports
     #[arg(long, conflicts_with_all = ["csv", "ranks"])]
     no_contention: bool,
@@ -151,7 +151,7 @@ impl Simulate {
         let options = simulator::PlanOptions {
             schedule: self.schedule.clone(),
             micro_batches: self.micro_batches,
-            host_overhead: Seconds(self.host_overhead * 1e-6),
+            host_overhead: self.host_overhead.map(|microseconds| Seconds(microseconds * 1e-6)),
             sharing: if self.no_contention { Sharing::Unlimited } else { Sharing::Fair },
             execution: self.execution.execution(),
             offloaded: self.execution.offloaded(),

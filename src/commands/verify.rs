@@ -50,7 +50,7 @@ Stages that n devices hold together run in n processes: gradients of parts are j
 on all, and the bytes of each kind of exchange must be those of the plan. Parameters are moved at random after each of the
 first four steps, and trained from then on.
 Python stages run in an interpreter that has torch; TorchScript archives run there, too, unless this build has libtorch.
-A schedule is checked by the folder itself: torchrun --nproc-per-node N out/train.py --check")]
+A schedule is checked by the folder itself: python out/train.py --check")]
 pub struct Verify {
     /// The folder that `emit` or `split` wrote
     folder: PathBuf,

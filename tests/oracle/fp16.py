@@ -87,7 +87,7 @@ def plain(path):
 
 def halves(cases, world, *arguments, stages=2, limit=0.0, clip=None, old="", new=""):
     run, path = without_flush.folder(cases, "text", stages), task(cases, clip)
-    script = run.out / "train.py"
+    script = run.out / "train_parts/update.py"
     before = script.read_text()
     assert "2.0**-14, 2000" in before and old in before
     script.write_text(before.replace("2.0**-14, 2000", f"2.0**-14, {GROWS}").replace(old, new))
@@ -158,7 +158,7 @@ def stops(cases):
 def agreed(cases, old="", new=""):
     """Where one stage alone has a gradient that is not finite, all leave the step out."""
     run, path = without_flush.folder(cases, "text", 2), task(cases, loud="1.0")
-    script = run.out / "train.py"
+    script = run.out / "train_parts/update.py"
     before = script.read_text()
     planted = "        is_lost = is_loss_lost or not"
     assert before.count(planted) == 1 and old in before

@@ -16,7 +16,8 @@ import torch
 import torchrun as processes
 import trainer
 from torchrun import Failed, finds_fault
-from trainer import ADAM, Trained, elements, resumed, task
+from runs import resumed
+from trainer import ADAM, Trained, elements, task
 
 warnings.filterwarnings("ignore")
 GROUPS = ("--replicas", "4", "--sharding-group", "2")
@@ -169,7 +170,7 @@ def cases():
         "tied 4-2": lambda c: trainer.trains(
             c, "gpt2_tiny", 6, "--replicas", "4,2", "--sharding-group", "2", "--sharding", "zero2", *one, count=4, steps=20
         ),
-        "found: the norm counts groups twice": lambda c: finds(c, "is_first = self.is_shared and sync.copy == 0", "is_first = self.is_shared", "differ", file="train.py"),
+        "found: the norm counts groups twice": lambda c: finds(c, "is_first = self.is_shared and sync.copy == 0", "is_first = self.is_shared", "differ", file="train_parts/update.py"),
         "found: a slice is summed before its last pass": lambda c: finds(
             c, "passes - 1 if each_pass else 0", "0", "differ"
         ),

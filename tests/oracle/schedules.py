@@ -362,8 +362,8 @@ def damaged(cases):
     """The check finds gradients that are lost: of a second use, of a relayed value in the second step, in a stage."""
     faults = {
         "deep": ("train_parts/deferred.py", "gradient = sum(gradients[1:], gradients[0])", "gradient = gradients[0]"),
-        "outputs": ("train.py", "o.view_as(o) if o.is_leaf", "o if o.is_leaf"),
-        "waves": ("train.py", "        return torch.view_as_complex(tensor)", "        return torch.view_as_complex(tensor.detach())"),
+        "outputs": ("train_parts/stages.py", "o.view_as(o) if o.is_leaf", "o if o.is_leaf"),
+        "waves": ("train_parts/stages.py", "        return torch.view_as_complex(tensor)", "        return torch.view_as_complex(tensor.detach())"),
     }
     found = 0
     for name, (file, right, wrong) in faults.items():
@@ -417,7 +417,7 @@ def refusals(cases):
 
 
 def cases():
-    made_cases = {"halves": lambda c: table(processes.module_of(c.emit("unet_small", "--stages", "2") / "train.py", "train_script"))}
+    made_cases = {"halves": lambda c: table(processes.part_of(c.emit("unet_small", "--stages", "2"), "deferred"))}
     for (name, schedule) in itertools.product(MODELS, SCHEDULES):
         made_cases[f"{name} {schedule}"] = functools.partial(checked, name, schedule, "python")
     for name, schedule in (("deep", "InterleavedZeroBubble"), ("words", "ZBVZeroBubble"), ("outputs", "1F1B")):

@@ -14,18 +14,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torchrun as processes
 import trainer
 from torchrun import Failed, finds_fault
-from trainer import Trained, failing, task
+from runs import failing
+from trainer import Trained, task
 
 warnings.filterwarnings("ignore")
 INSIDE = "                    outputs = self.module(*positional)\n"
 # All forward passes take 30 ms, those of one rank more from a step on.
-SLEEPS = " " * 20 + "time.sleep(0.03 + {0} * (dist.get_rank() == 1 and BUSY.count >= {1}))\n"
+SLEEPS = " " * 20 + "import time, torch.distributed as d; from train_parts.stragglers import BUSY; time.sleep(0.03 + {0} * (d.get_rank() == 1 and BUSY.count >= {1}))\n"
 
 
 def trains(cases, world, *arguments, more=0.06, since=0, steps=13, stages=1, **about):
     """Trains with a rank that sleeps longer; returns what the log says of slow ranks, and all that was printed."""
     run = Trained(cases, "gpt2_tiny", stages)
-    script = run.out / "train.py"
+    script = run.out / "train_parts/stages.py"
     text = script.read_text()
     assert text.count(INSIDE) == 1
     script.write_text(text.replace(INSIDE, SLEEPS.format(more, since) + INSIDE))

@@ -64,6 +64,15 @@ def module_of(path, name):
     return module
 
 
+def part_of(out, name):
+    """Imports one of the modules beside an emitted training script, and none of another folder."""
+    place = f"{out}/train_parts/"
+    for known in [known for known, module in sys.modules.items() if known.startswith("train_parts") and not str(module.__file__ or place).startswith(place)]:
+        del sys.modules[known]
+    sys.path[:] = [str(out)] + [path for path in sys.path if not (Path(path) / "train_parts").is_dir()]
+    return importlib.import_module(f"train_parts.{name}")
+
+
 # -- models ---------------------------------------------------------------------------------------------------------
 
 
@@ -102,6 +111,8 @@ def forked(function):
         os.close(written)
         return pid, os.fdopen(read)
     code = 1
+    for name in [name for name in sys.modules if name.startswith("train_parts")]:
+        del sys.modules[name]  # of another folder
     try:
         os.close(read)
         os.dup2(written, 1)
@@ -157,8 +168,6 @@ def ranks(out, world, arguments, grace=GRACE):
             os.environ.update({name: str(value) for name, value in given.items()}, MASTER_ADDR="127.0.0.1")
             sys.argv = ["train.py", "--device", "cpu", "--steps", str(STEPS), "--allow-eval", *arguments]
             os.chdir(out)
-            for name in [name for name in sys.modules if name.startswith("train_parts")]:
-                del sys.modules[name]  # of another folder
             runpy.run_path("train.py", run_name="__main__")
 
         return run
@@ -178,19 +187,19 @@ def whole(path, out, count, task=None, steps=STEPS, state=None, replicas=1):
     """Trains the whole traced model in one process, micro-batch by micro-batch; prints its losses."""
 
     def run():
-        train = module_of(out / "train.py", "train_script")
+        task_part, data_part, update, stages = (part_of(out, name) for name in ("task", "data", "update", "stages"))
         manifest = json.loads((out / "stages/manifest.json").read_text())
         arguments = argparse.Namespace(
             task=task, seed=0, learning_rate=1e-3, optimizer="sgd", micro_batch_size=None, device="cpu"
         )
-        model, data = torch.jit.load(path), train.Task(manifest, arguments)
-        optimizer = data.optimizer(train.named_parameters_of({0: model}))
-        batches = [train.Batches(data, replica, replicas, count // replicas) for replica in range(replicas)]
+        model, data = torch.jit.load(path), task_part.Task(manifest, arguments)
+        optimizer = data.optimizer(update.named_parameters_of({0: model}))
+        batches = [data_part.Batches(data, replica, replicas, count // replicas) for replica in range(replicas)]
         for step in range(steps):
-            train.seed_step(0, step, 0)
+            stages.seed_step(0, step, 0)
             optimizer.zero_grad()
             total = 0.0
-            for part, target in zip(*train.whole_batch(batches, step, "cpu")):
+            for part, target in zip(*data_part.whole_batch(batches, step, "cpu")):
                 loss = data.loss(leaves(model(*part.values())), target) / count
                 loss.backward()
                 total += float(loss.detach())
@@ -370,11 +379,10 @@ def early(cases):
         def run():
             import torch.distributed as dist
 
-            train = module_of(out / "train.py", "train_script")
             dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
             # Each 1 MiB; the loss is the product of the means of all but the third, which nothing uses.
             weights = [torch.full((1 << 18,), 1.0 + index, requires_grad=True) for index in range(4)]
-            sync = train.Sync(weights, dist.new_group([0, 1]), 2)
+            sync = part_of(out, "sync").Sync(weights, dist.new_group([0, 1]), 2)
             assert [len(bucket) for bucket in sync.buckets] == [1, 3], "the first bucket is the small one"
             sent = []
             weights[0].register_hook(lambda gradient: sent.append(len(sync.sent)))

@@ -310,18 +310,18 @@ def by_table(cases):
     return "losses of 1F1B"
 
 
-SLEEPS = (("            return super().forward_one_chunk", "            time.sleep(FORWARD)\n                return super().forward_one_chunk"),
-          ("            if full_backward or not self.has_backward:\n", "            time.sleep(INPUT + WEIGHT * full_backward)\n            if full_backward or not self.has_backward:\n"),
-          ("            if self.has_backward:\n                self.submod.trace", "            time.sleep(WEIGHT)\n            if self.has_backward:\n                self.submod.trace"))
+SLEEPS = (("            return super().forward_one_chunk", "            __import__('time').sleep(FORWARD)\n                return super().forward_one_chunk"),
+          ("            if full_backward or not self.has_backward:\n", "            __import__('time').sleep(INPUT + WEIGHT * full_backward)\n            if full_backward or not self.has_backward:\n"),
+          ("            if self.has_backward:\n                self.submod.trace", "            __import__('time').sleep(WEIGHT)\n            if self.has_backward:\n                self.submod.trace"))
 
 
 def asleep(run, world, times, *arguments):
     """Trains with passes that sleep for so many milliseconds."""
-    script = run.out / "train.py"
+    script = run.out / "train_parts/pipelines.py"
     before = text = script.read_text()
     for old, new in SLEEPS:
         if text.count(old) != 1:
-            raise Failed(f"train.py has no `{old}`")
+            raise Failed(f"{script.name} has no `{old}`")
         for name, value in zip(("FORWARD", "INPUT", "WEIGHT"), times):
             new = new.replace(name, str(value / 1000))
         text = text.replace(old, new)

@@ -429,7 +429,7 @@ def refused(cases):
 def finds(cases, old, new, message):
     """A planted fault is found, by what was trained or by the count of versions."""
     run = folder(cases, "text", 3)
-    for path in (run.out / "train_parts/versions.py", run.out / "train.py"):
+    for path in (run.out / "train_parts/versions.py", run.out / "train_parts/without_flush.py"):
         before = path.read_text()
         if old in before:
             break
@@ -448,7 +448,7 @@ def finds(cases, old, new, message):
 def uneven_finds(cases, old, new):
     run = folder(cases, "text", 2)
     case = lambda: unequal(cases, "stashing", (2, 1), "--allow-changes", out=run)  # noqa: E731
-    return processes.finds_fault(run.out / "train.py", old, new, "differ", case)
+    return processes.finds_fault(run.out / "train_parts/without_flush.py", old, new, "differ", case)
 
 
 def timed(cases, mode, stages, count, times=(150, 150, 150)):

@@ -44,41 +44,43 @@ pub fn launch(launcher: Launcher, ranks: Ranks) -> File {
     File { path: path.into(), content: Content::text(text + "\n") }
 }
 
-/// One file for the user, several for who reads it here.
-const TRAIN: &str = concat!(
-    include_str!("../train/head.py"),
-    include_str!("../train/stages.py"),
-    include_str!("../train/task.py"),
-    include_str!("../train/layout.py"),
-    include_str!("../train/pipelines.py"),
-    include_str!("../train/executor.py"),
-    include_str!("../train/without_flush.py"),
-    include_str!("../train/update.py"),
-    include_str!("../train/run.py"),
-    include_str!("../train/check.py"),
-    include_str!("../train/commands.py"),
-);
+/// The script that a person owns: what a rank is made of, and the loop over the steps.
+const TRAIN: &str = include_str!("../train/train.py");
 
 /// What `train.py` imports: modules that are read, and changed, one by one.
-const PARTS: [(&str, &str); 18] = [
+const PARTS: [(&str, &str); 32] = [
     ("train_parts/batch_norm.py", include_str!("../train/parts/batch_norm.py")),
+    ("train_parts/check.py", include_str!("../train/parts/check.py")),
     ("train_parts/checkpoints.py", include_str!("../train/parts/checkpoints.py")),
     ("train_parts/counts.py", include_str!("../train/parts/counts.py")),
     ("train_parts/cuts.py", include_str!("../train/parts/cuts.py")),
     ("train_parts/data.py", include_str!("../train/parts/data.py")),
     ("train_parts/deferred.py", include_str!("../train/parts/deferred.py")),
+    ("train_parts/executor.py", include_str!("../train/parts/executor.py")),
+    ("train_parts/failures.py", include_str!("../train/parts/failures.py")),
     ("train_parts/fsdp.py", include_str!("../train/parts/fsdp.py")),
+    ("train_parts/groups.py", include_str!("../train/parts/groups.py")),
     ("train_parts/hangs.py", include_str!("../train/parts/hangs.py")),
     ("train_parts/host_optimizer.py", include_str!("../train/parts/host_optimizer.py")),
     ("train_parts/host_trace.py", include_str!("../train/parts/host_trace.py")),
     ("train_parts/launch.py", include_str!("../train/parts/launch.py")),
+    ("train_parts/layout.py", include_str!("../train/parts/layout.py")),
     ("train_parts/offload.py", include_str!("../train/parts/offload.py")),
+    ("train_parts/one_process.py", include_str!("../train/parts/one_process.py")),
+    ("train_parts/options.py", include_str!("../train/parts/options.py")),
+    ("train_parts/pipelines.py", include_str!("../train/parts/pipelines.py")),
     ("train_parts/priority.py", include_str!("../train/parts/priority.py")),
     ("train_parts/profile.py", include_str!("../train/parts/profile.py")),
+    ("train_parts/progress.py", include_str!("../train/parts/progress.py")),
+    ("train_parts/saved.py", include_str!("../train/parts/saved.py")),
+    ("train_parts/stages.py", include_str!("../train/parts/stages.py")),
     ("train_parts/stragglers.py", include_str!("../train/parts/stragglers.py")),
     ("train_parts/sync.py", include_str!("../train/parts/sync.py")),
+    ("train_parts/task.py", include_str!("../train/parts/task.py")),
+    ("train_parts/update.py", include_str!("../train/parts/update.py")),
     ("train_parts/validation.py", include_str!("../train/parts/validation.py")),
     ("train_parts/versions.py", include_str!("../train/parts/versions.py")),
+    ("train_parts/without_flush.py", include_str!("../train/parts/without_flush.py")),
 ];
 
 /// The modules beside the training script.
@@ -132,6 +134,8 @@ pub struct Prediction {
     pub names: Vec<String>,
     /// How many devices there are, and the operations a second that all of them together come to at most, by type.
     pub peak: (usize, BTreeMap<String, f64>),
+    /// Of that, what the script takes of the host for each pass.
+    pub charged: Seconds,
     /// The step where the host takes so much longer for each pass, ascending; nothing where that is not known.
     pub host: Vec<(Seconds, Seconds)>,
 }
@@ -150,8 +154,8 @@ impl Prediction {
             self.host.iter().map(|(pass, step)| format!("({}, {})", pass.0, step.0)).collect();
         let host = host.join(", ");
         format!(
-            "{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}, \"names\": [{names}], \"count\": {count}, \"peak\": {{{peaks}}}, \"host\": [{host}]}}",
-            self.step.0
+            "{{\"seconds\": {}, \"band\": {band}, \"devices\": {devices}, \"names\": [{names}], \"count\": {count}, \"peak\": {{{peaks}}}, \"charged\": {}, \"host\": [{host}]}}",
+            self.step.0, self.charged.0
         )
     }
 }
@@ -251,6 +255,7 @@ mod tests {
             devices: "2 × \"t4\"".into(),
             names: vec!["t4".into(), "teslat4".into()],
             peak: (2, [("float32".to_string(), 1.62e13)].into()),
+            charged: Seconds(2e-4),
             host: vec![(Seconds(0.0), Seconds(0.5)), (Seconds(1e-3), Seconds(0.75))],
         };
         let defaults = Defaults {
@@ -275,7 +280,7 @@ mod tests {
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");
         assert!(
-            line.contains("\"names\": [\"t4\", \"teslat4\"], \"count\": 2, \"peak\": {\"float32\": 1.62e13}, \"host\": [(0, 0.5), (0.001, 0.75)]"),
+            line.contains("\"names\": [\"t4\", \"teslat4\"], \"count\": 2, \"peak\": {\"float32\": 1.62e13}, \"charged\": 0.0002, \"host\": [(0, 0.5), (0.001, 0.75)]"),
             "{line}"
         );
     }

@@ -111,19 +111,27 @@ impl<'a> GridBounds<'a> {
     fn find_by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
         let states = if grid.chunks == 1 { &self.work_before[..] } else { &[] };
         let Grid { schedule, ranks, chunks, replicas, .. } = grid;
-        let steps = Steps { schedule, ranks, micro_batches, states, total: self.total };
+        let host = self.problem.training.host_overhead.0;
+        // A chunk's passes are passes, too; the order of one chunk's alone is known.
+        let in_chunks = 2.0 * host * (chunks - 1) as f64;
+        let total = self.total + in_chunks * ranks as f64;
+        let steps = Steps { schedule, ranks, micro_batches, states, total, host };
         // All devices together do no more than they can, however unlike they are.
         let n_devices = (ranks * replicas).min(self.power.len());
         let all = (micro_batches * replicas) as f64 * self.problem.seconds() / self.power[n_devices - 1];
+        let in_flight = schedule.in_flight(ranks, chunks, micro_batches, 1);
+        let all = all + (micro_batches * chunks) as f64 * 2.0 * host;
         // One micro-batch goes through all stages and back; weight gradients may wait for that, side by side.
-        let is_split = schedule.in_flight(ranks, chunks, micro_batches, 1).is_split();
-        let one = if is_split { self.there_and_back } else { self.total };
+        let one = if in_flight.is_split() { self.there_and_back } else { self.total };
+        let one = one + (ranks * chunks) as f64 * 2.0 * host;
         // No stage's replicas add up gradients before its last backward pass begins: on average of the stages. Those of one chunk may
         // be added up beside the passes of another.
         let sums = if replicas > 1 && chunks == 1 {
             let (n, rate) = (replicas as f64, self.problem.machine.least_seconds_per_byte());
             let sums = 2.0 * (n - 1.0) / n * self.problem.parameters() * rate;
-            ((micro_batches - 1) as f64 * self.total + self.forward + sums) / ranks as f64
+            let forward = self.forward + ranks as f64 * host;
+            let whole = self.total + 2.0 * ranks as f64 * host;
+            ((micro_batches - 1) as f64 * whole + forward + sums) / ranks as f64
         } else {
             0.0
         };
@@ -139,7 +147,8 @@ impl<'a> GridBounds<'a> {
         if self.work_before.is_empty() || grid.chunks > 1 || !machine.overlaps || slowest <= transfer {
             return 0.0;
         }
-        let (m, all) = (micro_batches as f64, self.total);
+        let host = 2.0 * self.problem.training.host_overhead.0 * grid.ranks as f64;
+        let (m, all) = (micro_batches as f64, self.total + host);
         // If a step takes so long, no stage works longer than its share for each micro-batch.
         let turns = |step: f64| {
             let most = step / m;

@@ -25,40 +25,45 @@ pub(crate) struct Steps<'a> {
     pub(crate) states: &'a [(f64, f64)],
     /// Work of all blocks, at the speed of the fastest device.
     pub(crate) total: f64,
+    /// What the host adds to each pass, of which a stage has two for each micro-batch at the least.
+    pub(crate) host: f64,
 }
 
 impl Steps<'_> {
     /// Returns a lower bound of the step of this schedule.
     pub(crate) fn least_step(&self) -> f64 {
         let m = self.micro_batches as f64;
+        let whole = self.total + 2.0 * self.host * self.ranks as f64;
         match self.schedule {
-            Schedule::LayerParallel => m * self.total,
+            Schedule::LayerParallel => m * whole,
             Schedule::GPipe => {
                 let slowest = self.least(&|most, _, _| most);
-                self.total + (m - 1.0) * slowest
+                whole + (m - 1.0) * slowest
             }
             Schedule::OneForwardOneBackward => self.least(&|step, stage, before| {
                 let (work, _) = before;
                 let own = (step - work) / m;
                 let behind = self.ranks - stage - 1;
                 let turns = m - 2.0 - behind as f64;
-                let spare = step + work - 2.0 * self.total;
+                let spare = step + work - 2.0 * whole;
                 match (self.micro_batches > behind + 1, turns > 0.0) {
                     // The waits meet.
                     (false, _) => own,
                     (true, true) => own.min(spare / turns),
                     // A larger stage waits less: the largest must do.
-                    (true, false) if own * turns <= spare + 1e-9 * self.total => own,
+                    (true, false) if own * turns <= spare + 1e-9 * whole => own,
                     (true, false) => f64::NAN,
                 }
             }),
             // Whatever the order, a stage begins behind the forward passes of those before it.
             _ if !self.states.is_empty() => self.least(&|step, _, (_, forward)| (step - forward) / m),
-            _ => m * self.total / self.ranks as f64,
+            _ => m * whole / self.ranks as f64,
         }
     }
 
     /// The least time for which stages that keep to what is allowed do all the work.
+    ///
+    /// What is allowed is a stage's time, the host's included, as are the times of the stages before it.
     fn least(&self, allowed: &dyn Fn(f64, usize, (f64, f64)) -> f64) -> f64 {
         let slack = 1.0 + 1e-12;
         // Of all states within reach, the one from which the next stage gets farthest: on a DAG not always the one with most work.
@@ -74,11 +79,12 @@ impl Steps<'_> {
         let is_enough = |time: f64| {
             let mut before = (0.0, 0.0);
             for stage in 0..self.ranks {
-                let own = allowed(time, stage, before);
+                let passes = stage as f64 * self.host;
+                let own = allowed(time, stage, (before.0 + 2.0 * passes, before.1 + passes));
                 if own.is_nan() {
                     return false;
                 }
-                let reach = before.0 + own.max(0.0) * slack;
+                let reach = before.0 + (own - 2.0 * self.host).max(0.0) * slack;
                 let most;
                 (most, before) = match self.states {
                     [] => (reach, (reach, 0.0)),
@@ -144,6 +150,7 @@ mod tests {
             let n_blocks = 1 + dice.below(8) as usize;
             let ranks = 1 + dice.below(n_blocks.min(5) as u64) as usize;
             let micro_batches = 1 + dice.below(9) as usize;
+            let host = [0.0, 0.0, 1.0, 5.0][case % 4];
             let blocks: Vec<[f64; 3]> = (0..n_blocks)
                 .map(|_| [dice.below(12) as f64, dice.below(9) as f64, 1.0 + dice.below(9) as f64])
                 .collect();
@@ -172,6 +179,7 @@ mod tests {
                             forward: sum(0),
                             input_gradient: sum(1),
                             weight_gradient: sum(2),
+                            host,
                             send: (0.0, 0.0),
                             send_back: (0.0, 0.0),
                             buckets: (0, 0.0),
@@ -182,7 +190,7 @@ mod tests {
                 });
                 let total = states[n_blocks].0;
                 let least_step =
-                    |states| Steps { schedule, ranks, micro_batches, states, total }.least_step();
+                    |states| Steps { schedule, ranks, micro_batches, states, total, host }.least_step();
                 let (exact, loose) = (least_step(&states[..]), least_step(&[]));
                 assert!(
                     exact <= best * (1.0 + 1e-9) && loose <= exact * (1.0 + 1e-9),
@@ -200,8 +208,8 @@ mod tests {
     fn equal_stages_are_bounded_by_the_closed_form() {
         for (ranks, micro_batches) in [(2, 4), (4, 16), (8, 64), (3, 4)] {
             for schedule in [Schedule::GPipe, Schedule::OneForwardOneBackward] {
-                let least_step =
-                    Steps { schedule, ranks, micro_batches, states: &[], total: ranks as f64 }.least_step();
+                let (states, total, host) = (&[][..], ranks as f64, 0.0);
+                let least_step = Steps { schedule, ranks, micro_batches, states, total, host }.least_step();
                 let exact = (micro_batches + ranks - 1) as f64;
                 assert!(
                     (least_step - exact).abs() < 1e-6 * exact,

@@ -149,8 +149,7 @@ impl<'a> AllCuts<'a> {
             let Some(score) = costs.score(start, end) else { continue };
             let stage = SolutionStage { blocks: states.blocks(start, end), run: costs.place.run, score };
             let times = stage_times(costs, start, end, &stage);
-            let compute = times.forward + times.input_gradient + times.weight_gradient;
-            let own = Own { forward: times.forward, compute };
+            let own = Own { forward: times.there(), compute: times.both() };
             let next = self.beginning(stages, before, start, end, own);
             if next.least_step >= self.limit() {
                 continue;
@@ -209,10 +208,9 @@ impl<'a> AllCuts<'a> {
             // A rank computes all of its chunks.
             let rank = self.grid.rank_of(index);
             let earlier = of_rank(stages, self.grid.schedule, self.grid.ranks, rank);
-            let earlier =
-                earlier.map(|(_, times)| times.forward + times.input_gradient + times.weight_gradient);
+            let earlier = earlier.map(|(_, times)| times.both());
             // Its first pass comes behind the forward passes of the ranks before.
-            let head: f64 = stages.iter().take(rank).map(|(_, times)| times.forward).sum();
+            let head: f64 = stages.iter().take(rank).map(|(_, times)| times.there()).sum();
             let least = head + each * (own.compute + earlier.sum::<f64>());
             return Beginning { least_step: least_step.max(least), head: 0.0 };
         }

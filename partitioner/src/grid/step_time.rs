@@ -13,12 +13,31 @@ pub(crate) struct StageTimes {
     pub(crate) forward: f64,
     pub(crate) input_gradient: f64,
     pub(crate) weight_gradient: f64,
+    /// What the host adds to each pass, be it whole or a half.
+    pub(crate) host: f64,
     /// Seconds of sending its outputs to the next stage, and the latency before they arrive.
     pub(crate) send: (f64, f64),
     /// The same for gradients to the stage before.
     pub(crate) send_back: (f64, f64),
     /// Buckets of gradients that are synchronised at the end of the step, and the seconds of each.
     pub(crate) buckets: (usize, f64),
+}
+
+impl StageTimes {
+    /// Seconds of a forward pass.
+    pub(crate) fn there(&self) -> f64 {
+        self.forward + self.host
+    }
+
+    /// Seconds of a whole backward pass.
+    pub(crate) fn back(&self) -> f64 {
+        self.input_gradient + self.weight_gradient + self.host
+    }
+
+    /// Seconds of one micro-batch; a backward pass in halves takes the host's once more.
+    pub(crate) fn both(&self) -> f64 {
+        self.there() + self.back()
+    }
 }
 
 /// When a step is done, and how much of the devices' time was idle.
@@ -83,16 +102,15 @@ impl<'a> Timer<'a> {
     /// through the other stages. `docs/bounds.md`, "One micro-batch through all other stages". O(stages).
     pub(crate) fn least(&self, stages: &[StageTimes]) -> f64 {
         let m = self.n_micro_batches as f64;
-        let own = |times: &StageTimes| times.forward + times.input_gradient + times.weight_gradient;
-        let all: f64 = stages.iter().map(own).sum();
+        let all: f64 = stages.iter().map(StageTimes::both).sum();
         let mut work = vec![0.0_f64; self.order.ranks.len()];
         let (mut least, mut before) = (0.0_f64, 0.0);
         for (index, times) in stages.iter().enumerate() {
-            let (back, whole) = (times.input_gradient + times.weight_gradient, own(times));
+            let (back, whole) = (times.back(), times.both());
             work[self.rank_of[index]] += m * whole;
             if let Some(ahead) = self.ahead[index].filter(|ahead| *ahead > 0) {
                 least = least.max(before + m * whole);
-                least = least.max(all + (m - 1.0) * back + (m - ahead as f64) * times.forward);
+                least = least.max(all + (m - 1.0) * back + (m - ahead as f64) * times.there());
             }
             before += whole;
         }
@@ -107,11 +125,10 @@ impl<'a> Timer<'a> {
         let mut left = vec![0.0; self.order.ranks.len()];
         let mut before = 0.0;
         for (times, &rank) in stages.iter().zip(&self.rank_of) {
-            let back = times.input_gradient + times.weight_gradient;
-            left[rank] += self.n_micro_batches as f64 * (times.forward + back);
+            left[rank] += self.n_micro_batches as f64 * times.both();
             if is_plain {
                 left[rank] += before;
-                before += back;
+                before += times.back();
             }
         }
         left
@@ -143,12 +160,12 @@ impl<'a> Timer<'a> {
                 let times = &stages[stage];
                 let at = slot(stage, op.micro_batch);
                 let (needed, time) = match op.kind {
-                    Kind::Forward => (forward[at], times.forward),
-                    Kind::Backward => {
-                        (backward[at].max(own_forward[at]), times.input_gradient + times.weight_gradient)
+                    Kind::Forward => (forward[at], times.there()),
+                    Kind::Backward => (backward[at].max(own_forward[at]), times.back()),
+                    Kind::InputGradient => {
+                        (backward[at].max(own_forward[at]), times.input_gradient + times.host)
                     }
-                    Kind::InputGradient => (backward[at].max(own_forward[at]), times.input_gradient),
-                    Kind::WeightGradient => (0.0, times.weight_gradient),
+                    Kind::WeightGradient => (0.0, times.weight_gradient + times.host),
                 };
                 if needed == f64::INFINITY {
                     break;
@@ -238,6 +255,7 @@ mod tests {
             forward: 1.0,
             input_gradient: 1.0,
             weight_gradient: 1.0,
+            host: 0.0,
             send: (0.0, 0.0),
             send_back: (0.0, 0.0),
             buckets: (0, 0.0),

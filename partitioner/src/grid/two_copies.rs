@@ -195,7 +195,8 @@ impl<'a> Search<'a> {
                 let plan = costs.memory_plan(pair[0], pair[1], share * limit)?;
                 let score = costs.scored(pair[0], pair[1], plan, limit);
                 let blocks = self.scorer.states.blocks(pair[0], pair[1]);
-                (score.compute > 0.0).then_some(SolutionStage { blocks, run, score })
+                let is_working = self.scorer.states.work[pair[0]] < self.scorer.states.work[pair[1]];
+                is_working.then_some(SolutionStage { blocks, run, score })
             };
             let mut stages: Vec<SolutionStage> =
                 borders.windows(2).enumerate().map(stage).collect::<Option<_>>()?;

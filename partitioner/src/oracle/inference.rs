@@ -29,6 +29,7 @@ fn forward(dice: &mut Dice, case: usize) -> Problem {
         block.kept = block.activations;
     }
     problem.values.iter_mut().for_each(|value| value.backward = Bytes(0));
+    problem.training.host_overhead = Seconds(0.0);
     // Devices that are alike stay so.
     let (is_uniform, all) = (problem.machine.is_uniform(), 40 + dice.below(250));
     for device in &mut problem.machine.devices {

@@ -41,6 +41,8 @@ struct Chain<'a> {
     work: Vec<f64>,
     parameters: &'a [f64],
     crossing: &'a [f64],
+    /// What the host adds to a stage's passes, as work of the device.
+    host: f64,
     /// The nearest earlier position where fewer bytes cross.
     fewer: Vec<u32>,
     /// The nearest later one.
@@ -104,6 +106,7 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
         work: sums.map(|(work, parameters)| work + parameters * update).collect(),
         parameters: &scorer.states.parameters,
         crossing,
+        host: scorer.problem.host_of_two() * device.speed,
         fewer,
         fewer_later,
         n_devices: machine.devices.len(),
@@ -124,7 +127,7 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
     let total = chain.work[chain.work.len() - 1];
     let by_work = total / (chain.n_devices as f64 * chain.speed) * (1.0 - 1e-12);
     // Upwards from the shared work: what is too little is seen at once. One device can always do it all.
-    let alone = total / chain.speed * (1.0 + 1e-9) + f64::MIN_POSITIVE;
+    let alone = (total + chain.host) / chain.speed * (1.0 + 1e-9) + f64::MIN_POSITIVE;
     let mut low = by_work;
     let mut share = 1e-3;
     let mut best = loop {
@@ -208,7 +211,7 @@ impl Chain<'_> {
             most = if count > 1 { most.max(parameters) } else { most };
             Limits {
                 count,
-                work: time * replicas * self.speed * slack,
+                work: time * replicas * self.speed * slack - self.host,
                 parameters,
                 most_parameters: most,
                 bytes: time * self.bandwidth * replicas * slack,
@@ -419,7 +422,7 @@ impl Chain<'_> {
             let before = points[point.came as usize];
             let (start, end) = (before.position as usize, point.position as usize);
             let replicas = f64::from(point.replicas);
-            let compute = (self.work[end] - self.work[start]) / self.speed / replicas;
+            let compute = (self.work[end] - self.work[start] + self.host) / self.speed / replicas;
             let parameters = self.parameters[end] - self.parameters[start];
             let sync = match self.synchronises {
                 true if replicas > 1.0 && parameters > 0.0 => {

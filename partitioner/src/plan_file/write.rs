@@ -50,6 +50,10 @@ pub fn to_plan(
         limit: device.memory,
     });
     let execution = parts::execution(problem, solution);
+    let mut cluster = cluster.clone();
+    let Seconds(overhead) = problem.training.host_overhead;
+    let overhead = Some(problem.training.host_overhead).filter(|_| overhead > 0.0);
+    cluster.types.values_mut().for_each(|type_| type_.host_overhead = overhead);
     let (step, period) = match solution.objective {
         Objective::Step(seconds) => (Some(Seconds(seconds)), None),
         Objective::Period(seconds) => (None, Some(Seconds(seconds))),
@@ -59,7 +63,7 @@ pub fn to_plan(
         version: PLAN_VERSION,
         written_by: written_by.to_string(),
         model,
-        cluster: cluster.clone(),
+        cluster,
         strategy: solution.made_by.name().to_string(),
         schedule: solution.schedule.name().to_string(),
         micro_batches: solution.micro_batches,

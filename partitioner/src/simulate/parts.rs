@@ -23,7 +23,9 @@ pub(crate) fn parts(problem: &Problem, solution: &Solution) -> Result<PlanParts,
     let positions = positions(&problem.machine);
     let mut stages = stages(problem, solution);
     stages.iter_mut().flat_map(|stage| &mut stage.devices).for_each(|device| *device = positions[*device]);
-    let (machine, devices) = machine(&problem.machine, &positions)?;
+    let (mut machine, devices) = machine(&problem.machine, &positions)?;
+    let overhead = (problem.training.host_overhead.0 * 1e9).round() as u64;
+    machine.devices.iter_mut().for_each(|device| device.host_overhead = overhead);
     Ok(PlanParts {
         schedule: solution.schedule,
         micro_batches: solution.micro_batches,

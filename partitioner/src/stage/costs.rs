@@ -175,7 +175,7 @@ impl StageCosts<'_> {
         } else {
             (0.0, 0.0)
         };
-        let compute = (work / place.speed + overhead + update) / replicas;
+        let compute = (work / place.speed + overhead + update + scorer.problem.host_of_two()) / replicas;
         let compute = if scorer.waits_for_sums { compute + sync } else { compute };
         (compute, sync, self.transfer(start, end))
     }

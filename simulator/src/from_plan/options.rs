@@ -11,8 +11,8 @@ pub struct PlanOptions {
     pub schedule: Option<String>,
     /// Micro-batches; the plan's when absent.
     pub micro_batches: Option<u32>,
-    /// What the host adds to each operation.
-    pub host_overhead: Seconds,
+    /// What the host adds to each pass; what the plan's devices say when absent.
+    pub host_overhead: Option<Seconds>,
     /// How transfers share ports.
     pub sharing: Sharing,
     /// Gradient sync, sharding and offload; the plan's where nothing is said.

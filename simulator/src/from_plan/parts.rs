@@ -162,7 +162,6 @@ fn ties(plan: &Plan) -> Result<Vec<Tie>, PlanError> {
 
 fn machine(plan: &Plan, options: &PlanOptions, notes: &mut Vec<String>) -> Result<Machine, PlanError> {
     let cluster = &plan.cluster;
-    let overhead = nanoseconds(options.host_overhead, || "the host overhead".to_string())?;
     let mut devices = Vec::new();
     let mut positions = BTreeMap::new();
     for (idx, device) in cluster.devices.iter().enumerate() {
@@ -177,12 +176,15 @@ fn machine(plan: &Plan, options: &PlanOptions, notes: &mut Vec<String>) -> Resul
         let host = type_
             .host_bandwidth
             .map(|host| rate(host, || format!("the host bandwidth of `{}`", device.type_)));
+        // Of a forward pass alone no training script takes anything.
+        let own = type_.host_overhead.filter(|_| plan.inference.is_none());
+        let overhead = options.host_overhead.or(own).unwrap_or_default();
         let base = Device::default();
         devices.push(Device {
             speed,
             memory: Some(type_.usable().0),
             host_bandwidth: host.transpose()?.unwrap_or(base.host_bandwidth),
-            host_overhead: overhead,
+            host_overhead: nanoseconds(overhead, || "the host overhead".to_string())?,
             place: device.place.clone(),
             ..base
         });

@@ -262,7 +262,7 @@ fn fullest(devices: impl Iterator<Item = (u64, Bytes)>) -> (Bytes, Bytes) {
 
 /// Returns the nanoseconds from step to step of what does not end where it began, and those of a step of all else.
 fn nanoseconds(step: &PlannedStep, otherwise: Otherwise, whole: u64) -> Result<u64, String> {
-    let overlaps = matches!(otherwise, Otherwise::Servers(_)) || step.schedule.is_asynchronous();
+    let overlaps = matches!(otherwise, Otherwise::Sums(_, Some(_))) || step.schedule.is_asynchronous();
     if !overlaps {
         return Ok(whole);
     }

@@ -37,8 +37,8 @@ pub enum How {
 pub enum Otherwise {
     /// Another schedule.
     Schedule(Schedule),
-    /// Parameter servers, and in which order they are sent to.
-    Servers(SyncOrder),
+    /// Sums of gradients: how, and in which order where they are in slices.
+    Sums(CollectiveKind, Option<SyncOrder>),
 }
 
 impl Way {
@@ -79,8 +79,11 @@ impl Way {
                 let sharding = if of == Strategy::DataParallel { " --sharding none" } else { "" };
                 let what = match otherwise {
                     Otherwise::Schedule(schedule) => format!("--schedule {}", schedule.name()),
-                    Otherwise::Servers(SyncOrder::P3) => "--sync p3".to_string(),
-                    Otherwise::Servers(_) => "--sync fifo".to_string(),
+                    Otherwise::Sums(kind, order) => {
+                        let order = order.map_or("", |_| " --sync p3");
+                        let kind = if kind == CollectiveKind::Ring { "ring" } else { "parameter-server" };
+                        format!("--collective {kind}{order}")
+                    }
                 };
                 format!("--strategy {}{sharding}; simulate {what}", of.name())
             }
@@ -112,8 +115,8 @@ impl Otherwise {
             Self::Schedule(schedule) => {
                 PlanOptions { schedule: Some(schedule.name().to_string()), ..PlanOptions::default() }
             }
-            Self::Servers(order) => {
-                let execution = Execution { sync: Some(order), ..Execution::default() };
+            Self::Sums(kind, sync) => {
+                let execution = Execution { sync, collective: Some(kind), ..Execution::default() };
                 PlanOptions { execution, ..PlanOptions::default() }
             }
         }
@@ -124,9 +127,8 @@ impl Otherwise {
         let mut plan = plan.clone();
         match self {
             Self::Schedule(schedule) => plan.schedule = schedule.name().to_string(),
-            Self::Servers(order) => {
-                let servers = Some(CollectiveKind::ParameterServer);
-                let execution = Execution { sync: Some(order), collective: servers, ..Execution::default() };
+            Self::Sums(kind, sync) => {
+                let execution = Execution { sync, collective: Some(kind), ..Execution::default() };
                 plan.execution = Some(execution.or(plan.execution.unwrap_or_default()));
             }
         }
@@ -138,9 +140,10 @@ impl Otherwise {
 pub fn ways(request: &PlanRequest) -> Vec<Way> {
     use ShardingLevel::{None as Nothing, Zero1, Zero2, Zero3};
     use Strategy as S;
-    let servers = |name: &str, order, about| {
-        Way::new(name, about, How::Simulated(S::DataParallel, Otherwise::Servers(order)))
+    let summed = |name: &str, kind, order, about| {
+        Way::new(name, about, How::Simulated(S::DataParallel, Otherwise::Sums(kind, order)))
     };
+    let (ring, served) = (CollectiveKind::Ring, CollectiveKind::ParameterServer);
     let mut ways = vec![
         Way::planned(S::OneDevice, "the whole model on one device"),
         Way::planned(S::Layer, "stages one after the other, one at work at a time"),
@@ -148,8 +151,9 @@ pub fn ways(request: &PlanRequest) -> Vec<Way> {
             Nothing,
             "every device holds the model and adds up gradients in a ring or tree (DDP)",
         ),
-        servers("parameter-server", SyncOrder::Fifo, "data parallelism over servers beside the replicas"),
-        servers("p3", SyncOrder::P3, "the same in slices, what the next forward pass needs first (P3)"),
+        summed("parameter-server", served, None, "data parallelism over servers beside the replicas"),
+        summed("p3", ring, Some(SyncOrder::P3), "DDP in slices, what the next forward pass needs first (P3)"),
+        summed("p3 over servers", served, Some(SyncOrder::P3), "the same over parameter servers"),
         Way::replicated(Zero1, "replicas share out the optimizer's state"),
         Way::replicated(Zero2, "and gradients"),
         Way::replicated(Zero3, "and parameters (FSDP)"),

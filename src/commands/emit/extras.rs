@@ -342,7 +342,8 @@ fn prediction(plan: &Plan) -> Option<Prediction> {
     let Predicted { step, band, .. } = &plan.predicted;
     let peak = (used.len(), peaks(plan, &used));
     let host = under_host_overhead(plan).unwrap_or_default();
-    Some(Prediction { step: (*step)?, band: *band, devices: kinds::counted(&counts), names, peak, host })
+    let (devices, charged) = (kinds::counted(&counts), plan.cluster.host_overhead());
+    Some(Prediction { step: (*step)?, band: *band, devices, names, peak, charged, host })
 }
 
 /// Returns the simulated step for seconds that the host adds to each pass, where a step ends with a flush.
@@ -353,7 +354,10 @@ fn under_host_overhead(plan: &Plan) -> Option<Vec<(Seconds, Seconds)>> {
     }
     let simulated = |microseconds: &f64| {
         let host_overhead = Seconds(microseconds * 1e-6);
-        let options = simulator::PlanOptions { host_overhead, ..simulator::PlanOptions::default() };
+        let options = simulator::PlanOptions {
+            host_overhead: Some(host_overhead),
+            ..simulator::PlanOptions::default()
+        };
         let step = simulator::from_plan(plan, &options).ok()?;
         if step.order.n_ops() > LARGE {
             return None;

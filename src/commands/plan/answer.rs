@@ -135,7 +135,8 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
         let band = answer.band.map(|band| format!("{} to {} in eight of ten cases; ", band.p10, band.p90));
         format!("times: {}{times}\n", band.unwrap_or_default())
     });
-    let times = times.unwrap_or_default();
+    let host = host(answer).map(|words| format!("host: {words}\n"));
+    let times = times.unwrap_or_default() + &host.unwrap_or_default();
     let rates = rates(answer) + &shared(answer) + &forward_only(answer);
     let is_strategy = unit == Unit::MicroBatch && inference.is_none();
     let made_by = if is_strategy { "strategy" } else { "objective" };
@@ -203,6 +204,12 @@ pub fn shared(answer: &PlanAnswer) -> String {
         ));
     }
     text
+}
+
+/// Says what the script takes of the host, where that was charged.
+pub fn host(answer: &PlanAnswer) -> Option<String> {
+    let seconds = answer.host_overhead_seconds?;
+    Some(format!("{} a pass for the script, beside the stage", Seconds(seconds)))
 }
 
 /// Says between how many blocks cuts were looked for, where the model has operators to cut between.

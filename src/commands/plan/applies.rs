@@ -44,7 +44,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 35] = [
+    let arguments: [(&str, bool, &[Kind]); 36] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // A profile's own refusal says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -69,6 +69,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--sharding", asking.sharding.is_some(), planned),
         ("--no-recompute", asking.no_recompute, &[Traced, Profile, Piper]),
         ("--offload", asking.offload, planned),
+        ("--host-overhead", asking.host_overhead.is_some(), planned),
         ("--no-overlap", plan.no_overlap, planned),
         ("--compare", plan.compare, planned),
         ("--check", plan.check.is_some(), planned),
@@ -119,6 +120,7 @@ fn forward_only(plan: &Plan) -> Result<(), Failure> {
         ("--sharding", asking.sharding.is_some()),
         ("--no-recompute", asking.no_recompute),
         ("--offload", asking.offload),
+        ("--host-overhead", asking.host_overhead.is_some()),
         ("--compare", plan.compare),
         ("--batch", is_latency && asking.batch.is_some()),
         ("--micro-batches", is_latency && asking.micro_batches.is_some()),

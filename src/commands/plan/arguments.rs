@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use cost_model::Rounding;
 use partitioner::{Effort, STRATEGIES, Strategy};
 use schema::{
-    Bytes, Cluster, Constraints, PinnedCalls, RecomputePolicy, RecomputedCalls, SequenceParallel,
+    Bytes, Cluster, Constraints, PinnedCalls, RecomputePolicy, RecomputedCalls, Seconds, SequenceParallel,
     ShardingLevel,
 };
 
@@ -104,6 +104,10 @@ pub struct PlanArguments {
     /// Let activations wait in host memory where nothing else fits
     #[arg(long)]
     pub offload: bool,
+    /// Microseconds of the host that the script takes for each pass beside the stage, as `train.py --host-trace` measures
+    /// them: 280; halves of backward passes are two passes [default: what the cluster's types say, or else 0]
+    #[arg(long, value_name = "US", value_parser = microseconds)]
+    pub host_overhead: Option<Seconds>,
     /// How long to search
     #[arg(long, value_enum, value_name = "EFFORT", default_value_t)]
     pub effort: EffortArgument,
@@ -137,6 +141,14 @@ pub(super) fn is_meant(pattern: &str, block: &graph::Block) -> bool {
 pub fn sharding_level(name: &str) -> Result<ShardingLevel, String> {
     let names = ShardingLevel::ALL.map(ShardingLevel::name).join(", ");
     ShardingLevel::from_name(name).ok_or_else(|| format!("levels are {names}"))
+}
+
+/// Reads microseconds: none, or more of them, but no more than a second.
+fn microseconds(text: &str) -> Result<Seconds, String> {
+    let parsed = text.parse().ok().filter(|microseconds| (0.0..=1e6).contains(microseconds));
+    parsed
+        .map(|microseconds: f64| Seconds(microseconds * 1e-6))
+        .ok_or_else(|| "microseconds from 0 to 1000000".into())
 }
 
 /// What products round their operands to.
@@ -310,6 +322,13 @@ impl PlanArguments {
         Ok(())
     }
 
+    /// Charges the host of every device alike: what was asked for, or the most that a type says. The slowest decides a step.
+    fn charge_hosts(&self, cluster: &mut Cluster) {
+        let most = cluster.host_overhead();
+        let charged = Some(self.host_overhead.unwrap_or(most)).filter(|overhead| overhead.0 > 0.0);
+        cluster.types.values_mut().for_each(|type_| type_.host_overhead = charged);
+    }
+
     /// Returns what replicas are to share out: `--strategy fsdp` and its like say it, too.
     fn sharding(&self) -> Result<Option<ShardingLevel>, Failure> {
         let named = ShardingLevel::from_name(&self.strategy).filter(|level| *level != ShardingLevel::None);
@@ -338,6 +357,7 @@ impl PlanArguments {
         constraints.micro_batch_size = micro_batch_size.and_then(Sizes::constraint);
         self.leave_out(&constraints.leave_out, &mut cluster)?;
         self.set_reserves(&mut cluster)?;
+        self.charge_hosts(&mut cluster);
         Ok(PlanRequest {
             strategy,
             alternatives: strategy,

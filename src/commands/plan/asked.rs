@@ -621,6 +621,7 @@ fn answer_of(
             .is_none()
             .then(|| problem.blocks.iter().filter(|block| block.seconds() > 0.0).count() as u64),
         bubble: solution.bubble,
+        host_overhead_seconds: Some(problem.training.host_overhead.0).filter(|seconds| *seconds > 0.0),
         memory_bytes: Some(fullest(solution)),
         stages: stages.collect(),
         runners_up: others.chain(failed).collect(),

@@ -123,6 +123,7 @@ fn refuse(plan: &Plan, method: Method) -> Result<(), Failure> {
         ("--loss", asking.loss.is_some()),
         ("--offload", asking.offload),
         ("--no-recompute", asking.no_recompute),
+        ("--host-overhead", asking.host_overhead.is_some()),
         ("--compare", plan.compare),
         ("--check", plan.check.is_some()),
         ("--output", plan.output.is_some()),

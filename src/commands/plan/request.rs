@@ -129,6 +129,7 @@ impl PlanRequest {
             sharding_up_to: self.sharding.unwrap_or(CARRIED_OUT),
             recompute: self.recompute,
             offload: self.offload,
+            host_overhead: self.cluster.host_overhead(),
             ..Training::default()
         }
     }

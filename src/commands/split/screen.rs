@@ -1,7 +1,5 @@
 //! The one screen that `split` ends with.
 
-use std::collections::BTreeSet;
-
 use partitioner::Strategy;
 use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
 
@@ -55,14 +53,12 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
     if let Some((folder, names)) = written.split_first() {
         text.push('\n');
         text.push_str(&labelled(&format!("wrote {folder}: "), &names.join(", "), 2));
-        let devices: BTreeSet<_> = found.plan.stages.iter().flat_map(|stage| &stage.devices).collect();
         let mut next = vec![(
             format!("model-analyze verify {}", quoted(folder)),
             "the stages give what the whole model gives (needs torch)",
         )];
         if names.iter().any(|name| name == "train.py") {
-            let train = quoted(&format!("{folder}/train.py"));
-            let train = format!("torchrun --nproc-per-node {} {train}", devices.len());
+            let train = format!("python {}", quoted(&format!("{folder}/train.py")));
             next.push((format!("{train} --check"), "two steps of the schedule beside one process"));
             next.push(if found.is_training {
                 (train, "train them, one process a device")
@@ -229,6 +225,9 @@ fn figures(found: &Found) -> String {
     }
     text.push_str(&times(found));
     let answer = &found.answer;
+    if let Some(host) = plan::host(answer) {
+        text.push_str(&labelled("host        ", &host, 12));
+    }
     text.push_str(&if answer.optimal {
         format!("optimal     proven, by the planner's objective{}\n", plan::with_pins(answer))
     } else {

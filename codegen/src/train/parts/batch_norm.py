@@ -21,6 +21,8 @@ class Synced(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, value, weight, bias, group, eps):
+        if value.numel() <= value.shape[1] and dist.get_world_size(group) < 2:  # as torch's own refuses it
+            raise ValueError(f"a batch norm of {list(value.shape)} has one value of each channel, and no other replica any")
         dims, sizes = [0, *range(2, value.dim())], [1, -1] + [1] * (value.dim() - 2)
         wide = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
         sums = torch.cat([wide.sum(dims), wide.new_full((1,), wide.numel() // wide.shape[1])])

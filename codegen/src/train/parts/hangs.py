@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 SHOWN = 3  # ranks that are told
+DOING = {"pass": None}  # what began last, to be told when something fails
 
 
 class Watch:

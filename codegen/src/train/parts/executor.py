@@ -1,4 +1,7 @@
-# -- lists of passes ------------------------------------------------------------------------------------------------
+"""Runs lists of passes that torch's schedules do not have: unequal replicas, two copies of the model."""
+
+import torch
+import torch.distributed as dist
 
 
 def deal(replicas, micro_batches, forward_first):
@@ -135,3 +138,5 @@ def slots_of(order):
     return slots, counts
 
 
+def listed(numbers):
+    return ", ".join(map(str, numbers))

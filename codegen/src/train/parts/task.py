@@ -1,8 +1,19 @@
-# -- data and loss --------------------------------------------------------------------------------------------------
+"""What is trained on: a task file, or synthetic data; groups of parameters, rules of learning rates."""
+
+import difflib
+import fnmatch
+import sys
+from pathlib import Path
+
+import torch
+
+from train_parts.layout import replicas_of
+from train_parts.stages import load_module
 
 
 # What a task file may have.
 TASK_NAMES = "clip groups inputs large_batch loader log loss lr optimizer scheduler target validate validation whole".split()
+
 # Their update of an element looks at that element alone, so that replicas may share it out.
 BY_ELEMENT = "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()
 
@@ -169,5 +180,3 @@ def load_task(path):
 def find_task(path):
     if not Path(path).is_file():
         sys.exit(f"--task {path}: there is no such file")
-
-

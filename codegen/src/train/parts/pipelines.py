@@ -1,4 +1,14 @@
-# -- pipelines ------------------------------------------------------------------------------------------------------
+"""The pipelines that a rank is part of, under the schedules of torch.distributed.pipelining."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from train_parts.counts import Operations
+from train_parts.deferred import DEFERRAL
+from train_parts.hangs import DOING
+from train_parts.profile import PROFILE
 
 
 def make_stage_class():
@@ -78,7 +88,7 @@ class Pipeline:
         """
         run, count, owner = self.run, len(self.run.manifest["stages"]), self.owner
         received, metas = None, {}
-        buffers = [(b, b.clone()) for wrapped in run.stages.values() for b in wrapped.buffers()]
+        buffers = [(name, b, b.clone()) for wrapped in run.stages.values() for name, b in wrapped.module.named_buffers()]
         states = torch.random.get_rng_state()
         for stage in range(count):
             if owner[stage] != run.rank:
@@ -102,8 +112,9 @@ class Pipeline:
                 received = (*describe(outputs, wrapped.sent_dtypes), run.operations)
                 if owner[stage + 1] != run.rank:
                     dist.send_object_list([received], dst=owner[stage + 1], group=self.group, device=run.object_device)
+        refuse_lost(buffers)
         with torch.no_grad():
-            for buffer, before in buffers:
+            for _, buffer, before in buffers:
                 buffer.copy_(before)
         torch.random.set_rng_state(states)
         return metas
@@ -148,6 +159,15 @@ class Pipeline:
         return sum(float(loss.detach()) for loss in losses) if has_last else None
 
 
+def refuse_lost(buffers):
+    """Ends where a batch norm has seen one value of each channel: its variance is no number, though all that is trained is."""
+    known = {name: buffer for name, buffer, _ in buffers}
+    for name, buffer, before in buffers:
+        mean = known.get(name.replace("running_var", "running_mean"))
+        if mean is not None and name.endswith("running_var") and before.isfinite().all() and mean.isfinite().all() and not buffer.isfinite().all():
+            sys.exit(f"a batch norm sees one value of each channel, so `{name}` is no number: more samples in a micro-batch, or --batch-norm sync with replicas")
+
+
 def describe(outputs, dtypes):
     """Sizes and types of what is sent; values where they are whole numbers, for sizes may depend on them."""
     ports = []
@@ -174,5 +194,3 @@ def make_schedule(arguments, stages, chunks, loss):
         return cls(stages, chunks, loss_fn=loss, scale_grads=False)
     except ValueError as error:  # another number of micro-batches, most often
         return sys.exit(f"schedule {arguments.schedule}: {error}")
-
-

@@ -1,13 +1,22 @@
-# -- the check ------------------------------------------------------------------------------------------------------
+"""`--check`: two steps as they are planned, beside one process, losses and all gradients."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from train_parts.data import Batches, whole_batch
+from train_parts.one_process import chained
+from train_parts.stages import load_stage
+
 
 # How far a gradient may be off, beside its own largest value or a thousandth of the model's: sums are made in another order.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5, torch.complex64: 1e-5, torch.complex128: 1e-9}
+
 LOW_TOLERANCE = 3e-2
-
-
-def seed_pass(arguments, stage, micro_batch):
-    """Lets a pass of the check draw the same random numbers in one process and in many."""
-    torch.manual_seed((arguments.seed * 1_000_003 + micro_batch) * 4099 + stage)
 
 
 def check(run):
@@ -107,5 +116,3 @@ def verdict(arguments, layout, losses, differences):
     about |= {"compared": len(differences), "zero": zeros, "wrong": wrong[:5], "worst": shown}
     print(json.dumps({"check": about}), flush=True)
     return ok
-
-

@@ -1,4 +1,19 @@
-# -- steps without a flush ------------------------------------------------------------------------------------------
+"""Steps that follow each other without a flush: PipeDream and 2BW."""
+
+import math
+import re
+import sys
+
+import torch
+import torch.distributed as dist
+
+from train_parts.executor import listed
+from train_parts.layout import refuse
+from train_parts.profile import PROFILE
+from train_parts.stages import form_of, seed_step
+from train_parts.stragglers import BUSY
+from train_parts.update import NotFinite, memory_of
+from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, rounds_of, version_rule
 
 
 # The schedules whose steps follow each other at once, by what is left of their names: PipeDream, PipeDream-2BW, 2BW.
@@ -244,10 +259,6 @@ def end_epoch(loader, epoch_steps):
         loader.begin(loader.epoch + 1)
     elif loader.has_ended:
         sys.exit(f"loader() of the task gave {loader.taken} batches, its length says {epoch_steps:.0f}")
-
-
-def listed(numbers):
-    return ", ".join(map(str, numbers))
 
 
 def sum_over(group, parameters):

@@ -1,4 +1,12 @@
-# -- layout ---------------------------------------------------------------------------------------------------------
+"""Which rank holds which stages: replicas, shards, copies, tables of passes."""
+
+import csv
+import math
+import os
+import re
+import sys
+
+from train_parts.stages import form_of
 
 
 def read_csv(path):
@@ -130,7 +138,7 @@ class Layout:
         else:
             starts = [sum(replicas[:place]) for place in range(width)]
             self.ranks = [list(range(start, start + n)) for start, n in zip(starts, replicas)]
-        planned = DEFAULTS.get("ranks") or []  # on their machines
+        planned = arguments.plan.get("ranks") or []  # on their machines
         if [len(ranks) for ranks in planned] == replicas and self.copies == self.shards == 1:
             self.ranks = planned
 
@@ -194,3 +202,5 @@ class Layout:
         return range(first, first + self.shards)
 
 
+def replicas_of(arguments):
+    return math.lcm(*(int(part) for part in str(arguments.replicas).split(","))) * getattr(arguments, "copies", 1)

@@ -1,4 +1,20 @@
-# -- stages ---------------------------------------------------------------------------------------------------------
+"""The stages of the folder: the manifest, their files and checksums, and each as torch's runtime wants it."""
+
+import importlib.util
+import json
+import os
+import sys
+import zlib
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from train_parts.deferred import let_wait
+
+HERE = Path(__file__).resolve().parents[1]
+STAGES = HERE / "stages"
 
 
 def read_manifest(arguments):
@@ -226,3 +242,10 @@ class Wrapped(nn.Module):
         return torch.device("cpu")
 
 
+def seed_pass(arguments, stage, micro_batch):
+    """Lets a pass of the check draw the same random numbers in one process and in many."""
+    torch.manual_seed((arguments.seed * 1_000_003 + micro_batch) * 4099 + stage)
+
+
+def seed_step(seed, step, rank):
+    torch.manual_seed((seed * 1_000_003 + step) * 4099 + rank)

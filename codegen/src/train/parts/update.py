@@ -1,4 +1,19 @@
-# -- the update -----------------------------------------------------------------------------------------------------
+"""What follows the gradients of a step: are they finite, their norm, the scale of losses, the optimizer's step."""
+
+import math
+import resource
+import sys
+
+import torch
+import torch.distributed as dist
+
+from train_parts.checkpoints import flat_part
+from train_parts.cuts import Cuts
+from train_parts.host_optimizer import HostOptimizer
+from train_parts.priority import Sliced
+from train_parts.stragglers import BUSY
+from train_parts.sync import Served, is_by_element
+from train_parts.task import BY_ELEMENT
 
 
 class Scale:
@@ -260,5 +275,3 @@ def memory_of(device):
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-

@@ -1,0 +1,55 @@
+"""What a rank says when it fails, and how to go on."""
+
+import os
+import re
+import sys
+import time
+import traceback
+
+import torch
+
+from train_parts.hangs import DOING, who
+from train_parts.launch import REPORTS, first_line, report
+from train_parts.update import NotFinite
+
+
+def failed(error, rank, arguments, is_launched, watch):
+    """Tells what became of a rank, and ends it."""
+    text, place = first_line(error), f" in {DOING['pass']}" if DOING["pass"] else ""
+    kind, details, silent = "error", None, {}
+    if isinstance(error, NotFinite):
+        if "saving" in DOING:  # all ranks end here together: what they have begun to write is good
+            DOING["saving"].wait()
+        kind = "other" if "another rank" in text else "error"
+    elif "connectFullMesh" in str(error):  # before anything was waited for
+        kind, text = "lost", f"could not connect to another rank ({text[-200:]})"
+    elif re.search(r"timed? ?out", str(error), re.IGNORECASE):
+        waits = f" in {' and '.join(names[:2])}" if (names := watch.pending if watch else []) else ""
+        kind, text = "timeout", f"waited {arguments.timeout:.0f} s for another rank{waits}{place.replace(' in ', ' after ', 1)}"
+        silent = watch.silent() if watch else {}
+    elif re.search(r"[Cc]onnection (closed|reset|refused)|peer|NCCL|Broken pipe", str(error)):
+        kind, text = "lost", f"lost a peer ({text[:200]})"
+    else:
+        text, details = f"{type(error).__name__}: {text}{place}", error
+    if not report(rank, kind, text, details, silent):
+        if details:
+            traceback.print_exception(details)
+        text = ", ".join(filter(None, (text, who(silent))))
+        if kind != "other":
+            line = f"rank {rank}: {text}; {go_on(arguments)}\n"
+            print(line, end="", file=sys.stderr, flush=True)  # in one piece: others write too
+    # Whoever waited gives the others time to say so, and a cause comes before what it caused.
+    time.sleep({"timeout": 1.2, "lost": 0.5, "other": 1.0}.get(kind, 0.0) if is_launched else 0.0)
+    os._exit(1)
+
+
+def go_on(arguments):
+    launcher = "python" if REPORTS in os.environ or "RANK" not in os.environ else "torchrun …"
+    return f"go on from the last checkpoint with: {launcher} train.py … --save {arguments.save or 'DIR'} --resume"
+
+
+def need_gpus(ranks):
+    """Each rank of a machine has a GPU of its own: NCCL refuses to share one."""
+    have = torch.cuda.device_count()
+    if ranks > have:
+        sys.exit(f"this machine has {have} GPUs for {ranks} ranks, which do not share one: spread them by --nnodes, or --device cpu, or --single")

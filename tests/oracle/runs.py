@@ -1,0 +1,480 @@
+"""Runs of `train.py` from the first step to the last checkpoint: what is saved, resumed, validated, told, and what ends them.
+
+    python tests/oracle/runs.py COMMAND FOLDER [CASE …]
+
+Tasks and the plain loop beside them are those of `trainer.py`. Prints a line for each case and exits 1 when one fails.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import torch.utils.flop_counter
+from safetensors.torch import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import torchrun as processes
+from torchrun import STEPS, Failed
+from trainer import ADAM, LIMIT, LOADER, SCHEDULED, Trained, VALIDATION, command, elements, is_found, loading, near, task, two
+
+warnings.filterwarnings("ignore")
+
+
+def resumed(cases, path, model, first, then, is_exact=True, stages=2, more=None, steps=STEPS):
+    """Five steps, then the rest from the checkpoint: parameters are those of a run that was not interrupted.
+
+    With `more`, the rest is of so many stages.
+    """
+    run = Trained(cases, model, stages)
+    counts = [int(dict(zip(a, a[1:])).get("--replicas", 1)) for a in (first, then)]
+    worlds = [stages * counts[0], (more or stages) * counts[1]]
+    common = ["--task", path, "--save-every", "5", "--steps", str(steps)]
+    whole, _ = run.run(worlds[0], *common, *first, "--save", "straight")
+    half, _ = run.run(worlds[0], *common, *first, "--save", "halves", "--steps", "5")
+    if more:
+        other = Trained(cases, model, more)
+        shutil.rmtree(other.out / "halves", ignore_errors=True)
+        shutil.copytree(run.out / "halves", other.out / "halves")
+        straight, run = run, other
+    rest, text = run.run(worlds[1], *common, *then, "--save", "halves", "--resume")
+    if "resumed after step 5" not in text:
+        raise Failed(text)
+    limit = 0.0 if is_exact else 1e-6
+    near([line["loss"] for line in whole][5:], [line["loss"] for line in rest], "losses", limit)
+    near([line["lr"] for line in whole][5:], [line["lr"] for line in rest], "learning rates", 0.0)
+    expected, found = (straight if more else run).merged("straight"), run.merged("halves")
+    worst = max(float((expected[name] - found[name]).abs().max()) for name in expected if expected[name].is_floating_point())
+    if worst > (0.0 if is_exact else LIMIT):
+        raise Failed(f"parameters differ by {worst:.1e}")
+    return "bit-equal" if is_exact else f"parameters differ by {worst:.0e}"
+
+
+def kept(cases):
+    """Old checkpoints go. A job that is killed while it writes goes on from one that is whole, and begins with other weights."""
+    run, path = Trained(cases, "gpt2_tiny"), task(cases.place, "gpt", **ADAM)
+    folder = run.out / "kept"
+    for each in ("kept", "straight"):
+        shutil.rmtree(run.out / each, ignore_errors=True)
+    common = ("--task", path, *two(4), "--save-every", "1", "--save")
+    whole, _ = run.run(2, *common, "straight", "--keep", "2")
+    if sorted(os.listdir(run.out / "straight")) != ["latest", "step_00000009", "step_00000010"]:
+        raise Failed(f"{sorted(os.listdir(run.out / 'straight'))}")
+    last, unfinished = 0, 0
+    for rank, step in ((0, 3), (1, 5), (0, 6), (1, 9)):
+        # Killed in a step, while the checkpoint of the step before it is being written.
+        _, text = run.run(2, *common, "kept", "--keep", "2", "--resume", "--crash", f"{rank},{step}", fails=True)
+        told = re.search(r"resumed after step (\d+)", text)
+        if (int(told[1]) if told else 0) != last:
+            raise Failed(f"not resumed after step {last}:\n{text}")
+        names = [name for name in os.listdir(folder) if name.startswith("step_")]
+        unfinished += sum(name.endswith(".part") for name in names)
+        last = max([int(name[5:]) for name in names if not name.endswith(".part")], default=0)
+    rest, _ = run.run(2, *common, "kept", "--resume")
+    near([line["loss"] for line in whole][last:], [line["loss"] for line in rest], "losses", 0.0)
+    expected, found = run.merged("straight"), run.merged("kept")
+    if any(not torch.equal(expected[name], found[name]) for name in expected):
+        raise Failed("other parameters")
+    rate = ("--task", task(cases.place, "gpt", old="0.02 * min", new="0.0 * min"), *two(4), "--steps", "1", "--save", "begun")
+    run.run(2, *rate, "--from", "kept.pt")
+    if any(not torch.equal(expected[name], value) for name, value in run.merged("begun").items()):
+        raise Failed("--from begins with other weights")
+    pretrained(run, found)
+    return f"killed four times, {unfinished} checkpoints unfinished, bit-equal"
+
+
+def killed_between(cases):
+    """Between any two lines that give a checkpoint its name, a job can be killed: it goes on from the last one that counts."""
+    run, path = Trained(cases, "gpt2_tiny"), task(cases.place, "gpt", **ADAM)
+    place = run.out / "train_parts" / "checkpoints.py"
+    text = place.read_text()
+    common = ("--task", path, *two(4), "--allow-changes", "--save", "between", "--save-every", "1", "--keep", "2")
+    counts = '(self.folder / f"{name}.part").rename(self.folder / name)'
+    for line, step in ((counts, 2), ("synced(self.folder)\n                #", 3), ("for old in before", 3)):
+        shutil.rmtree(run.out / "between", ignore_errors=True)
+        assert text.count(line) == 1
+        place.write_text(text.replace(line, f'name == "step_00000003" and os._exit(9)\n                {line}'))
+        try:
+            run.run(2, *common, fails=True)
+        finally:
+            place.write_text(text)
+        _, said = run.run(2, *common, "--resume", "--steps", "4")
+        if f"resumed after step {step}" not in said:
+            raise Failed(f"killed before `{line}`, not resumed after step {step}:\n{said}")
+    return "three places"
+
+
+def pretrained(run, state):
+    """`--like` gives a folder with the names, and the files beside the weights, of another one."""
+    like, out = run.out / "like", run.out / "pretrained"
+    shutil.rmtree(out, ignore_errors=True)
+    like.mkdir(exist_ok=True)
+    (like / "config.json").write_text("{}")
+    names = set(state) - {"lm_head.weight"}
+    save_file({name: torch.zeros(1) for name in names}, like / "model.safetensors")
+    done = subprocess.run([sys.executable, "train.py", "--save", "kept", "--merge", "pretrained", "--like", "like"], cwd=run.out, capture_output=True, text=True)
+    if done.returncode or sorted(os.listdir(out)) != ["config.json", "model.safetensors"]:
+        raise Failed(done.stderr)
+    found = load_file(out / "model.safetensors")
+    if set(found) != names or any(not torch.equal(state[name], value) for name, value in found.items()):
+        raise Failed("other weights in the folder")
+
+
+def host_trace(cases):
+    """Work that is planted beside the stages is told as the script's own, and work inside of them is not."""
+    run = Trained(cases, "gpt2_tiny")
+    beside, inside = "            self.submod.micro_batch = (self.pipeline, number)\n", "                    outputs = self.module(*positional)\n"
+    spin = "{0}import time; end = time.thread_time() + {1}\n{0}while time.thread_time() < end: pass\n"
+    planted = {
+        run.out / "train_parts/pipelines.py": (beside, beside + spin.format(" " * 12, 0.008)),
+        run.out / "train_parts/stages.py": (inside, spin.format(" " * 20, 0.020) + inside),
+    }
+    texts = {file: file.read_text() for file in planted}
+    for file, (old, new) in planted.items():
+        assert texts[file].count(old) == 1
+        file.write_text(texts[file].replace(old, new))
+    try:
+        lines, said = run.run(2, *two(4), "--host-trace", "--allow-changes")
+    finally:
+        for file, text in texts.items():
+            file.write_text(text)
+    host = lines[-1]["host"]
+    # Half of the passes are forward passes, in which 8 and 20 ms are spent.
+    if host["passes"] != 8 or not (0.004 <= host["pass"] <= 0.008 and 0.010 <= host["stage"] <= 0.016) or "train.py itself took" not in said:
+        raise Failed(said)
+    return f"{1e3 * host['pass']:.2f} ms of planted 4 a pass"
+
+
+def profiled(cases, fault=None):
+    """The timeline of a step is that of its schedule: passes in order, none before what it waits for, as long as they are.
+
+    A `fault` is planted in the clock of a rank.
+    """
+    plan = processes.planned(cases, "gpt2_tiny", "torchgpipe") / "plan.yaml"
+    run, path = Trained(cases, "gpt2_tiny"), task(cases.place, "gpt")
+    place = run.out / "train_parts/profile.py"
+    slow = (run.out / "train_parts/stages.py", "                    outputs = self.module(*positional)\n", "                    import time; time.sleep(0.02 * self.stage)\n")
+    texts = {file: file.read_text() for file in (place, slow[0])}
+    assert texts[slow[0]].count(slow[1]) == 1 and (not fault or texts[place].count(fault[0]) == 1)
+    slow[0].write_text(texts[slow[0]].replace(slow[1], slow[2] + slow[1]))
+    place.write_text(texts[place].replace(*fault) if fault else texts[place])
+    try:
+        _, said = run.run(2, "--task", path, *two(4), "--schedule", "1F1B", "--profile", "profile", "--allow-changes", "--steps", "6")
+    finally:
+        for file, text in texts.items():
+            file.write_text(text)
+    timeline = run.out / "profile/timeline.json"
+    about = json.loads(timeline.read_text())
+    found = {track["device"]: track["spans"] for track in about["tracks"] if track["stream"] == "compute"}
+    passes = {rank: [span["name"] for span in spans if span["kind"] != "optimizer"] for rank, spans in found.items()}
+    if passes != {0: "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3".split(), 1: "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3".split()}:
+        raise Failed(f"other passes: {passes}")
+    at = {span["name"]: span for spans in found.values() for span in spans if span["kind"] != "optimizer"}
+    waits = [(f"1F{k}", f"0F{k}") for k in range(4)] + [(f"0B{k}", f"1B{k}") for k in range(4)]
+    waits += [(b, a) for names in passes.values() for a, b in zip(names, names[1:])]
+    early = [f"{b} begins before {a} ends" for b, a in waits if at[b]["start"] < at[a]["end"]]
+    if early:
+        raise Failed(", ".join(early))
+    if not all(2e7 <= at[f"1F{k}"]["end"] - at[f"1F{k}"]["start"] for k in range(4)):
+        raise Failed("a pass of 20 ms is not as long")
+    labels = {event.get("name") for event in json.loads((run.out / "profile/rank_1.json").read_text())["traceEvents"]}
+    if not {"1F0", "1B3", "optimizer"} <= labels or f"--measured {Path('profile') / 'timeline.json'}" not in said:
+        raise Failed(f"torch's trace lacks passes:\n{said}")
+    page = cases.place / "profiled.html"
+    command(cases, "report", cases.models["gpt2_tiny"], plan, "--measured", timeline, "-o", page)
+    if "Predicted against measured" not in page.read_text():
+        raise Failed("the report has no measured step")
+    return f"{len(at)} passes in {about['end'] / 1e6:.0f} ms"
+
+
+def counted(cases):
+    """Tokens are those of the rows, and MFU is thrice torch's own count of the whole model's forward pass beside the plan's peak."""
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 16), torch.nn.Linear(16, 48), torch.nn.GELU(), torch.nn.Linear(48, 64))
+    script, path = processes.module_of(processes.ROOT / "src/trace.py", "trace_script"), cases.place / "words.pt"
+    traced, outputs = script.trace(model, [(None, torch.randint(0, 64, (2, 12)))])
+    script.save(traced, str(path), script.record(traced, about={"target": "words"}, training=True, outputs=outputs))
+    cases.models["words"] = path
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        model(torch.randint(0, 64, (2, 12)))
+    plan = processes.planned(cases, "words", "torchgpipe")
+    peak, run = 2 * 8.141e12, Trained.__new__(Trained)
+    run.cases, run.out = cases, plan
+    (text,) = re.findall(r'"devices": "2 × T4".*"peak": \{.*"float32": ([0-9.e+]+)', (plan / "train.py").read_text())
+    if abs(float(text) / peak - 1) > 0.01:
+        raise Failed(f"a peak of {text}")
+    script = (plan / "train.py").read_text()
+    (plan / "train.py").write_text(script.replace('"devices": "2 × T4"', '"devices": "2 × CPU"'))
+    try:
+        lines, said = run.run(2, *two(4), "--allow-changes")
+    finally:
+        (plan / "train.py").write_text(script)
+    for line in lines:
+        near([24 * 4], [line["tokens_per_second"] * line["seconds"]], "tokens", 1e-9)
+        near([3 * counter.get_total_flops() * 4 / float(text)], [line["mfu"] * line["seconds"]], "MFU", 1e-9)
+    if " tokens/s, MFU " not in said:
+        raise Failed(said)
+    return f"{counter.get_total_flops()} operations a forward pass"
+
+
+def host_predicted(cases):
+    """What the script costs the host is put into the prediction as `simulate --host-overhead` has it."""
+    plan = processes.planned(cases, "gpt2_tiny", "torchgpipe")
+    script = (plan / "train.py").read_text()
+    known = eval(re.search(r'"host": (\[.*?\])', script)[1])
+    step = lambda us: json.loads(command(cases, "simulate", plan / "plan.yaml", "--host-overhead", us, "--format", "json"))["step_seconds"]  # noqa: E731
+    near([step(us) for us in (0, 300, 1000)], [dict(known)[us / 1e6] for us in (0, 300, 1000)], "steps", 1e-9)
+    train = processes.part_of(plan, "progress")
+    near([step(250) - step(0)], [train.under(known, 250e-6)], "a step between two that are known", 1e-2)
+    (plan / "train.py").write_text(script.replace('"devices": "2 × T4"', '"devices": "2 × CPU"'))
+    try:
+        lines, said = Trained.run(argparse.Namespace(out=plan), 2, "--host-trace", "--allow-changes")
+    finally:
+        (plan / "train.py").write_text(script)
+    host = lines[-1]["host"]
+    expected = train.told(known[0][1] + train.under(known, host["pass"]) + host["step"])
+    if f", and {expected} with what the script costs the host" not in said:
+        raise Failed(f"not {expected}: {said}")
+    return f"{train.told(known[0][1])}, and {expected} with the host"
+
+
+def refused(cases):
+    """What a task lacks is one line, before the first step."""
+    picture = lambda **about: task(cases.place, "picture", **about)  # noqa: E731
+    rows = "batch_size=samples, drop_last=True"
+    faults = {
+        "the task has `target` and lacks `loss`": (picture(old="def loss(", new="def loss_of("),),
+        "both `lr` and `scheduler`": (picture(more="\n\ndef scheduler(optimizer):\n    pass\n"),),
+        "no group of the task takes": (picture(old=', {"match": "*", "weight_decay": 0.1}', new=""),),
+        "give the group an `lr_scale`": (picture(old='"lr_scale": 2.0', new='"lr": 2.0'),),
+        "`clip` is the largest norm": (picture(clip=-1.0),),
+        "optimizer() of the task returns NoneType": (picture(old="return torch.optim", new="torch.optim"),),
+        "there is no such file": ("nowhere.py",),
+        "returned 7 rows": (picture(old="torch.randn(samples, 3", new="torch.randn(samples - 1, 3"),),
+        "target()['tokens'] of the task returned 7 rows": (picture(old="torch.randn(samples, 10", new="torch.randn(samples - 1, 10"),),
+        "loader() of the task gives batches of 3": (loading(cases.place, more=LOADER.replace("SHUFFLE", "False").replace("=samples,", "=3,")),),
+        "the last batch of loader() has 2 samples of 8": (loading(cases.place, more=LOADER.replace("SHUFFLE", "False").replace("drop_last=True", "drop_last=False")),),
+        "loader() of the task gives no batch": (loading(cases.place, more="\n\ndef loader(*_):\n    return []\n"),),
+        "gives Tensor, not pairs": (loading(cases.place, more="\n\ndef loader(*_):\n    return [torch.zeros(3)]\n"),),
+        "returns no iterable, but int": (loading(cases.place, more="\n\ndef loader(*_):\n    return 3\n"),),
+        "cannot share out the update of Muon": (
+            picture(old="SGD(parameters, lr=0.1, momentum=0.9)", new="Muon([p for p in parameters if p.dim() == 2])", clip=1.0),
+            "--replicas", "2", "--sharding", "zero1",
+        ),
+    }
+    if not torch.cuda.is_available():
+        faults["this machine has 0 GPUs for"] = (picture(), "--device", "cuda")
+    assert rows in LOADER
+    run = Trained(cases, "resnet_plain", 1)
+    for message, (path, *arguments) in faults.items():
+        if "Muon" in message:
+            text = Path(path).read_text()
+            Path(path).write_text(text[: text.index("groups =")] + text[text.index("def optimizer") :])
+        world = 2 if arguments else 1
+        lines, text = run.run(world, "--task", path, *two(4), *arguments, fails=True)
+        if message not in text or "Traceback" in text or lines:
+            raise Failed(f"not `{message}`:\n{text}")
+    # Pictures end as one pixel, so of one sample a norm has one value.
+    lines, text = Trained(cases, "resnet", 1).run(1, "--micro-batch-size", "1", "--steps", "1", fails=True)
+    if "rank 0: " not in text and "a batch norm sees one value of each channel, so `layer4" not in text or "Traceback" in text or lines:
+        raise Failed(text)
+    return f"{len(faults) + 1} faults"
+
+
+def validated(cases, model, world, replicas, *arguments, stages=2):
+    """Values are those of the eager model in eval mode with the trained weights; training is what it is without."""
+    path, pipelines = task(cases.place, "picture", more=VALIDATION), max(map(int, str(replicas).split(",")))
+    run = Trained(cases, model, stages)
+    arguments = ("--task", path, *arguments, *two(3), "--replicas", str(replicas))
+    lines, _ = run.run(world, *arguments, "--validate-every", "4", "--save", "valid")
+    without, _ = run.run(world, *arguments[:1], task(cases.place, "picture"), *arguments[2:])
+    near([l["loss"] for l in without], [l["loss"] for l in lines if "loss" in l], "losses", 0.0)
+    found = [line for line in lines if "validation" in line]
+    if [line["step"] for line in found] != [4, 8, 10]:
+        raise Failed(f"validated after {[line['step'] for line in found]}")
+    eager, trained = processes.resnet(model == "resnet").eval(), processes.module_of(Path(path), "task")
+    eager.load_state_dict(run.merged("valid"))
+    values = []
+    with torch.no_grad():
+        for replica in range(pipelines):
+            for x, y in trained.validation(replica, pipelines, 6)[:3]:
+                out = [eager(x)]
+                values.append((float(trained.loss(out, y)), float(trained.validate(out, y)["hits"])))
+    loss, hits = (sum(each) / len(values) for each in zip(*values))
+    near([loss, hits], [found[-1]["validation"][name] for name in ("loss", "hits")], "values", 1e-5)
+    if found[-1]["samples"] != 18 * pipelines:
+        raise Failed(f"{found[-1]['samples']} samples")
+    return f"loss {loss:.4g}, hits {hits:.3g}"
+
+
+def failing(at, what):
+    """A task whose loss does something from its `at`-th call on: three steps of four micro-batches go well before 13."""
+    return {
+        "old": "return torch.nn.functional.mse",
+        "new": "torn()\n    return torch.nn.functional.mse",
+        "more": f"\n\nCALLS = []\n\n\ndef torn():\n    CALLS.append(1)\n    if len(CALLS) >= {at}:\n        {what}\n",
+    }
+
+
+def failures(cases):
+    """`python train.py` starts its ranks; what happened is the last line, within five seconds."""
+    picture = lambda **about: task(cases.place, "picture", **about)  # noqa: E731
+    out = cases.emit("resnet_plain", "--stages", "2", "--targets", "python")
+    short = '(samples - (step == 3), 3'
+    again = "go on from the last checkpoint with: python train.py"
+    faults = [
+        # what the last line says, the task, arguments, seconds that a rank is waited for
+        ("rank 0 was ended by SIGKILL, after", picture(), ["--crash", "0,3"], 0),
+        ("rank 1 was ended by SIGKILL, after", picture(), ["--crash", "1,3"], 0),
+        ("rank 1 failed: ValueError: no such label in the loss after the forward pass", picture(**failing(14, "raise ValueError('no such label')")), [], 0),
+        ("rank 1 was ended by SIGSEGV, after", picture(**failing(14, "import os; os.kill(os.getpid(), 11)")), [], 0),
+        ("rank 1 failed with exit code 3, after", picture(**failing(14, "import os; os._exit(3)")), [], 0),
+        ("no answer from rank 1, which is at the loss after the forward pass of micro-batch 1 in stage 1 (its stack: ", picture(**failing(14, "import time; time.sleep(100)")), ["--timeout", "4"], 4),
+        ("rank 1 failed: the loss is not finite in step 4", picture(**failing(13, "return float('nan')"), clip=None), [], 0),
+        ("rank 0 failed: inputs() of the task returned 7 rows", picture(old="(samples, 3", new=short), [], 0),
+    ]
+    slowest = 0.0
+    for message, path, arguments, waits in faults:
+        if "not finite" in message:
+            Path(path).write_text(Path(path).read_text().replace("torn()\n    return", "return (torn() or 1.0) *"))
+        log = out / "log.jsonl"
+        log.unlink(missing_ok=True)
+        command = [sys.executable, "train.py", "--device", "cpu", "--steps", "8", "--task", path, "--log", log, *two(4)]
+        done = subprocess.run([*command, *arguments], cwd=out, capture_output=True, text=True, timeout=120)
+        seconds = time.time() - log.stat().st_mtime - waits
+        lines = done.stderr.strip().splitlines()
+        if done.returncode != 1 or message not in lines[-1] or again not in lines[-1] or "Traceback" in done.stderr:
+            raise Failed(f"not `{message}`: {done.returncode}\n{done.stderr}")
+        if len(lines) > 1 or len(log.read_text().splitlines()) != 3:
+            raise Failed(f"more is said:\n{done.stderr}\n{log.read_text()}")
+        slowest = max(slowest, seconds)
+    if slowest > 5:
+        raise Failed(f"a job ended only after {slowest:.1f} s")
+    return f"{len(faults)} faults, each told last and alone; the slowest end took {slowest:.1f} s"
+
+
+def not_finite(cases):
+    """A gradient that is NaN ends all ranks before the update, with the step, the rank and the parameter's name."""
+    path = task(cases.place, "picture", old="return torch.nn.functional.mse", new="return (1e30 if COUNT(outputs) > 12 else 1) ** 2 * torch.nn.functional.mse", more="\n\nSEEN = []\n\n\ndef COUNT(outputs):\n    SEEN.append(1)\n    return len(SEEN)\n")
+    run = Trained(cases, "resnet_plain")
+    lines, text = run.run(2, "--task", path, *two(4), fails=True)
+    if len(lines) != 3 or not re.search(r"rank [01]: (the loss|the gradient of `\S+`) is not finite in step 4", text):
+        raise Failed(text)
+    return "step 4"
+
+
+def planned_sharding(cases):
+    """A plan's sharding is what the script does unless told otherwise."""
+    plan = processes.planned(cases, "gpt2_tiny", "torchgpipe") / "plan.yaml"
+    path = cases.place / "sharded.yaml"
+    path.write_text(plan.read_text().replace("predicted:", "execution:\n  sharding: zero1\npredicted:", 1))
+    text = (cases.emit("gpt2_tiny", str(path), "--targets", "python") / "train.py").read_text()
+    if '"sharding": "zero1"' not in text:
+        raise Failed("the script does not know the plan's sharding")
+    return "known"
+
+
+SMALL = """kind: cluster
+version: 1
+types:
+  small: {{memory: {memory}, memory_bandwidth: 3.2e+11, peak: {{float32: 8.1e+12}}}}
+devices: [{{type: small, count: 2}}]
+levels: [{{name: pcie, bandwidth: 1.2e+10, latency: 8.0e-6}}]
+"""
+
+
+def chosen_sharding(cases):
+    """What `split` chooses of itself, where two replicas fit only if they share out, is what its folder trains with."""
+    model, cluster, out = cases.models["gpt2_tiny"], cases.place / "small.yaml", cases.place / "chosen"
+    told = ("plan", model, "--devices", "2xt4", "--strategy", "ddp", "--sharding", "none", "--no-recompute")
+    whole = command(cases, *told, "--micro-batches", "8", "--format", "json")
+    cluster.write_text(SMALL.format(memory=json.loads(whole)["memory_bytes"] * 51 // 50))
+    command(cases, "split", model, "--cluster", cluster, "--micro-batches", "8", "-o", out)
+    if "sharding: zero1" not in (out / "plan.yaml").read_text():
+        raise Failed("split did not choose to share out")
+    codes, texts = processes.ranks(out, 2, ["--check"])
+    if any(codes) or "the same" not in texts[0]:
+        raise Failed(f"exit codes {codes}\n" + "\n".join(texts))
+    cases.train(out, 2, "--steps", "3", "--save", "shared", "--task", task(cases.place, "gpt"))
+    held, _ = elements(out / "shared/step_00000003", (0, 1), "momentum_buffer")
+    if held[0] != held[1] or not held[0]:
+        raise Failed(f"elements of the replicas: {held}")
+    return f"elements of the replicas: {held}"
+
+
+def cases():
+    made = {
+        "resume, scheduler": lambda c: resumed(c, task(c.place, "picture", **SCHEDULED), "resnet_plain", two(4), two(4)),
+        "resume, shuffled loader": lambda c: resumed(
+            c, loading(c.place, True), "resnet_plain", ("--replicas", "2", *two(2)), ("--replicas", "2", *two(2))
+        ),
+        "resume, other stages and replicas": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--sharding", "zero1", *two(2)),
+            ("--replicas", "2", "--sharding", "zero3", *two(2)), False, more=1
+        ),
+        "resume, more stages": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", *two(2)), two(4), False, more=3
+        ),
+        "resume, from shares to one rank": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--sharding", "zero3", *two(2)), two(4), False, more=1
+        ),
+        "resume, other stages and shares, 20 steps": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--sharding", "zero3", *two(2)), two(4), False, more=3, steps=25
+        ),
+        "resume, kept checkpoints": kept,
+        "resume, killed between two names": killed_between,
+        "a task's faults": refused,
+        "not finite": not_finite,
+        "validation, batch norm": lambda c: validated(c, "resnet", 2, 1),
+        "validation, replicas": lambda c: validated(c, "resnet_plain", 4, 2, "--sharding", "zero3"),
+        "validation, unequal": lambda c: validated(c, "resnet_plain", 3, "2,1"),
+        "validation, two stages a rank": lambda c: validated(
+            c, "resnet_plain", 2, 1, "--pipeline-ranks", "2", "--schedule", "ZBVZeroBubble", stages=4
+        ),
+        "failures": failures,
+        "a plan's sharding": planned_sharding,
+        "a chosen sharding": chosen_sharding,
+        "host trace": host_trace,
+        "servers, resume as replicas": lambda c: resumed(
+            c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--collective", "parameter-server", *two(2)), ("--replicas", "2", *two(2)), False
+        ),
+        "profile": profiled,
+        "profile: a clock that is ahead is found": is_found(lambda c: profiled(c, ("return time.time_ns()", "return time.time_ns() + 10**9 * self.rank")), "before"),
+        "tokens and MFU": counted,
+        "host in the prediction": host_predicted,
+    }
+    for level in ("zero1", "zero2", "zero3"):
+        s = ("--sharding", level)
+        made |= {
+            f"{level} resume": lambda c, s=s: resumed(
+                c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", *s, *two(2)), ("--replicas", "2", *s, *two(2))
+            ),
+            f"{level} resume as one replica": lambda c, s=s: resumed(
+                c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", *s, *two(2)), two(4), False
+            ),
+            f"{level} resume from one replica": lambda c, s=s: resumed(
+                c, task(c.place, "gpt", **ADAM), "gpt2_tiny", two(4), ("--replicas", "2", *s, *two(2)), False
+            ),
+        }
+    return made
+
+
+# What others say, too, but for sizes: `make zoo-training` takes them.
+SELDOM = (
+    "resume, more stages",
+    "resume, from shares to one rank",
+    "validation, unequal",
+    "validation, two stages a rank",
+    "servers, resume as replicas",
+    "profile: a clock that is ahead is found",
+    "resume, other stages and shares, 20 steps",
+)
+
+if __name__ == "__main__":
+    processes.main(cases(), SELDOM)
