@@ -216,6 +216,9 @@ mod tests {
         check("NVIDIA GeForce RTX 4090", "RTX-4090");
         check("rtx4090", "RTX-4090");
         check("NVIDIA H200", "H200-SXM-141GB");
+        check("NVIDIA B300 SXM6 AC", "B300-SXM-270GB");
+        check("NVIDIA GB200", "GB200-186GB");
+        check("gb300", "GB300-279GB");
         check("Tesla P100-PCIE-16GB", "P100-PCIE-16GB");
         check("v100_sxm2_16gb", "V100-SXM2-16GB");
         check("cpu", "CPU-EPYC-ZEN4-1T");
