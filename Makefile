@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-multi bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-killed zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split bench-executed gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-killed zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -175,6 +175,14 @@ bench-stages: .venv/ready
 bench-split: .venv/ready
 	cargo build --release
 	.venv/bin/python benches/split.py
+
+# Plans in the order that they are predicted and executed in, by a profile of this machine that is measured here. Half an hour.
+bench-executed: .venv/ready
+	cargo build --release --features torch
+	mkdir -p out/bench-split
+	target/release/model-analyze profile --suite --threads 1 --minutes 5 -o out/bench-split/profile.csv
+	target/release/model-analyze fit out/bench-split/profile.csv -o out/bench-split/machine.yaml
+	.venv/bin/python benches/executed.py --cost-model out/bench-split/machine.yaml
 
 # -- checks beyond the suite --
 
