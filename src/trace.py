@@ -14,6 +14,7 @@ Whatever the model itself prints goes to standard error. Only torch is needed.
 import collections.abc
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -21,6 +22,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 import types
 import warnings
 
@@ -44,6 +46,10 @@ class Refused(Exception):
     def __init__(self, text, hint=None):
         super().__init__(text)
         self.hint = hint
+
+
+# The step in which a model says whether it takes its inputs.
+RUNNING = "running forward"
 
 
 def dtype_name(dtype):
@@ -409,13 +415,43 @@ def without_compilers(model, undo=lambda *_: None):
     return model
 
 
+class Saved:
+    """What autograd keeps of a run for a backward pass: nothing, since there is none.
+
+    It would be the activations of the whole model. Only a forward that takes gradients by itself needs them.
+    """
+
+    def __init__(self):
+        self.is_kept = False
+        self.was_asked = False
+
+    def hooks(self):
+        import torch
+
+        if self.is_kept:
+            return contextlib.nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(lambda _: None, self.ask)
+
+    def ask(self, _):
+        self.was_asked = True
+        raise RuntimeError("the model takes gradients in its forward")
+
+    def is_needed(self, error):
+        """Tells whether a run failed for want of what was not kept; from then on it is kept."""
+        if self.is_kept or not (self.was_asked or "saved tensor hooks" in str(error)):
+            return False
+        self.is_kept = True
+        return True
+
+
 @contextlib.contextmanager
-def as_traced(autocast, device):
+def as_traced(autocast, device, saved):
     """Makes the surroundings in which a model is traced: those without what no archive can hold."""
     import torch
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_checkpoints())
+        stack.enter_context(saved.hooks())
         # Attention takes another way without gradients, which is neither that of training nor split into operators.
         mha = getattr(torch.backends, "mha", None)
         if mha is not None:
@@ -427,7 +463,15 @@ def as_traced(autocast, device):
 
 
 def trace(
-    model, inputs, *, rebuilt=None, strict=True, autocast=None, say=lambda **_: None, watching=contextlib.nullcontext
+    model,
+    inputs,
+    *,
+    rebuilt=None,
+    strict=True,
+    autocast=None,
+    saved=None,
+    say=lambda **_: None,
+    watching=contextlib.nullcontext,
 ):
     """Traces `model` with `inputs`, a list of (name or None, value).
 
@@ -436,6 +480,7 @@ def trace(
     """
     import torch
 
+    saved = saved or Saved()
     device = next((value.device for _, value in inputs), torch.device("cpu"))
 
     config = getattr(model, "config", None)
@@ -445,16 +490,27 @@ def trace(
 
     buffers = Buffers(model)
     names = [name for name, _ in inputs]
-    # A forward may write to its inputs.
-    values = [copied(value) for _, value in inputs]
 
-    say(step="running forward")
+    def run():
+        # A forward may write to its inputs.
+        values = [copied(value) for _, value in inputs]
+        with torch.random.fork_rng(), as_traced(autocast, device, saved):
+            return rebuilt(model, values) if rebuilt else call_as_passed(model, names, values)
+
+    say(step=RUNNING)
     places = Places(model)
     try:
-        with torch.random.fork_rng(), as_traced(autocast, device):
-            output = rebuilt(model, values) if rebuilt else call_as_passed(model, names, values)
+        try:
+            output = run()
+        except Exception as error:
+            if not saved.is_needed(error):
+                raise
+            buffers.restore()
+            places.stack.clear()
+            output = run()
     except Exception as error:
         error.module_path = places.innermost()
+        buffers.restore()
         raise
     finally:
         places.remove()
@@ -478,7 +534,7 @@ def trace(
             for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
                 warnings.simplefilter("ignore", category)
             values = tuple(copied(value) for _, value in inputs)
-            with as_traced(autocast, device), watching():
+            with as_traced(autocast, device, saved), watching():
                 traced = torch.jit.trace(model, values, check_trace=False, strict=strict)
     except RuntimeError as error:
         if "unordered_map::at" in str(error) or is_mapped(error):
@@ -705,8 +761,35 @@ def without_memory():
             moved[id(parameter)] = (weakref.ref(parameter), there)
         module._parameters[name] = there
 
-    with replacing(torch.nn.Module, register_parameter=registering):
+    with replacing(torch.nn.Module, register_parameter=registering), unallocated():
         yield
+
+
+# What is at least so many bytes and has no numbers that matter is not allocated.
+HUGE = 1 << 30
+
+
+def unallocated():
+    """Lets tensors that no machine may hold, such as those of all experts of a layer, be made without memory.
+
+    Those that are empty or random alone: they are parameters to be, since a buffer has numbers.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    made = {torch.empty, torch.rand, torch.randn}
+
+    class Unallocated(TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), keywords=None):
+            keywords = keywords or {}
+            if function in made and keywords.get("out") is None:
+                sized = {name: value for name, value in keywords.items() if name not in ("generator", "pin_memory")}
+                there = function(*arguments, **(sized | {"device": "meta"}))
+                if there.numel() * there.element_size() >= HUGE:
+                    return there
+            return function(*arguments, **keywords)
+
+    return Unallocated()
 
 
 class StandIns:
@@ -794,8 +877,9 @@ def zeros(like):
 
     import torch
 
-    # Not torch's own: it writes them.
-    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    # Not torch's own: it writes them. Linux counts them as memory to come unless it is told not to.
+    unreserved = 0x4000 if sys.platform == "linux" else 0
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved} if hasattr(mmap, "MAP_ANONYMOUS") else {}
     pages = mmap.mmap(-1, like.numel() * like.element_size(), **flags)
     return torch.frombuffer(pages, dtype=like.dtype).view(like.shape)
 
@@ -946,8 +1030,11 @@ def built(request, say):
     return build(found, request["arguments"])
 
 
-def inputs_of(request, model, device, say):
-    """Returns the call that a request asks for, and what each of its tensors is drawn from."""
+def calls_of(request, model, device, say):
+    """Yields the calls that a request may stand for, each with what its tensors are drawn from.
+
+    There is one, or where no inputs are given, one for each guess at them.
+    """
     import torch
     from torch.utils._pytree import tree_map_only
 
@@ -961,14 +1048,35 @@ def inputs_of(request, model, device, say):
         positional, named = read_inputs(request["input_file"], model.forward)
         there = tree_map_only(torch.Tensor, lambda tensor: laid_out(tensor.to(device)), (positional, named | constants))
         call = Call(model.forward, *there)
-        return call, [as_drawn(value) for value in call.values]
-    specs = request["inputs"]
-    if not specs:
-        specs = inputs_of_config(model)
-        say(note=f"example inputs: {' '.join('--input ' + spelling(spec) for spec in specs)}")
-    drawn = [(spec.get("name"), laid_out(sample(spec, drawn_range(spec, model), device))) for spec in specs]
-    positional = [value for name, value in drawn if name is None]
-    return Call(model.forward, positional, {name: value for name, value in drawn if name is not None} | constants), specs
+        yield call, [as_drawn(value) for value in call.values]
+        return
+    for specs in [request["inputs"]] if request["inputs"] else inputs_of_config(model):
+        drawn = [(spec.get("name"), laid_out(sample(spec, drawn_range(spec, model), device))) for spec in specs]
+        positional = [value for name, value in drawn if name is None]
+        named = {name: value for name, value in drawn if name is not None}
+        yield Call(model.forward, positional, named | constants), specs
+
+
+def first_that_runs(calls, write, place, say):
+    """Writes the archive of the first guessed call that the model's forward takes, and says which it is."""
+    failure = None
+    for call, specs in calls:
+        note = f"example inputs: {' '.join('--input ' + spelling(spec) for spec in specs)}"
+        try:
+            done = write(call, specs)
+        except Exception as error:
+            if isinstance(error, Refused) or place() != RUNNING:
+                say(note=note)
+                raise
+            # What it computed may fill the memory.
+            traceback.clear_frames(error.__traceback__)
+            failure = failure or (error, note)
+            continue
+        say(note=note)
+        return done
+    error, note = failure
+    say(note=note)
+    raise error
 
 
 def main():
@@ -1019,11 +1127,9 @@ def main():
             about["method"] = request["method"]
         with called_by(model, request.get("method")):
             say(step="making inputs")
-            call, specs = inputs_of(request, model, device, say)
-            done = write_archive(
+            write = functools.partial(
+                write_archive,
                 model,
-                call,
-                specs,
                 output=request["output"],
                 about=about,
                 check=request["check"],
@@ -1033,6 +1139,11 @@ def main():
                 inlined=inlined,
                 say=say,
             )
+            calls = calls_of(request, model, device, say)
+            if request["inputs"] or request.get("input_file"):
+                done = write(*next(calls))
+            else:
+                done = first_that_runs(calls, write, lambda: step, say)
         say(done=done)
         return 0
     except Refused as error:

@@ -83,7 +83,7 @@ def write_archive(
     ranges = [None if spec.get("is_fixed") else drawn_range(spec, model) for spec in specs]
     if call.constants:
         say(note=f"constants of the call are part of the trace: {', '.join(call.constants[:8])}")
-    watch, start = Watch(), time.monotonic()
+    watch, saved, start = Watch(), Saved(), time.monotonic()
 
     @contextlib.contextmanager
     def watching():
@@ -91,7 +91,7 @@ def write_archive(
             yield
 
     traced, outputs = trace(
-        model, call.inputs, rebuilt=call.rebuilt, strict=strict, autocast=autocast, say=say, watching=watching
+        model, call.inputs, rebuilt=call.rebuilt, strict=strict, autocast=autocast, saved=saved, say=say, watching=watching
     )
     refuse_functions_of_python(traced)
     if stand_ins:
@@ -108,7 +108,8 @@ def write_archive(
             traced,
             chance=watch.chance,
             buffers=Buffers(model),
-            settings=lambda: as_traced(autocast, device),
+            settings=lambda: as_traced(autocast, device, saved),
+            saved=saved,
         )
         try:
             unchecked = compare(subject, draws(specs, ranges, call.inputs, device), seconds)

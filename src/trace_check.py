@@ -80,7 +80,7 @@ class Differs(Exception):
 class Check:
     """Runs a model and its trace side by side."""
 
-    def __init__(self, call, traced, *, chance, buffers, settings):
+    def __init__(self, call, traced, *, chance, buffers, settings, saved):
         # Calls the model with tensors in the order of the archive's inputs.
         self.call = call
         self.traced = traced
@@ -88,6 +88,7 @@ class Check:
         self.buffers = buffers
         # Makes the surroundings in which the model was traced.
         self.settings = settings
+        self.saved = saved
         self.notes = []
 
     def live(self, values, mode=contextlib.nullcontext):
@@ -98,7 +99,7 @@ class Check:
         import torch
 
         # The graph must stay as it was traced: see `inlined_graph`.
-        with torch.jit.optimized_execution(False), mode():
+        with torch.jit.optimized_execution(False), self.saved.hooks(), mode():
             return self.outputs(lambda: self.traced(*values))
 
     def outputs(self, run):

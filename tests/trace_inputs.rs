@@ -195,6 +195,39 @@ fn attention_is_causal_where_only_sizes_decide_the_positions() {
     }
 }
 
+/// Activations are not kept for a backward pass that never comes, except where forward takes gradients by itself.
+#[test]
+fn a_model_takes_the_memory_of_its_forward_pass() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = "import resource, torch\n\
+        class Deep(torch.nn.Module):\n\
+        \x20   def __init__(self):\n\
+        \x20       super().__init__()\n\
+        \x20       self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(10))\n\
+        \x20   def forward(self, x):\n\
+        \x20       before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n\
+        \x20       for layer in self.layers:\n\
+        \x20           x = layer(x).tanh()\n\
+        \x20       grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n\
+        \x20       assert grown < 400_000, f'{grown} KiB'\n\
+        \x20       return x\n\
+        class Force(torch.nn.Module):\n\
+        \x20   def __init__(self):\n\
+        \x20       super().__init__()\n\
+        \x20       self.layer = torch.nn.Linear(4, 1)\n\
+        \x20   def forward(self, x):\n\
+        \x20       if torch.jit.is_tracing():\n\
+        \x20           return self.layer(x)\n\
+        \x20       x = x.requires_grad_()\n\
+        \x20       return torch.autograd.grad(self.layer(x).tanh().sum(), x)[0]\n";
+    fs::write(folder.path().join("deep.py"), source).unwrap();
+    let target = |class: &str| format!("{}:{class}", folder.path().join("deep.py").display());
+    // Ten layers keep two tensors of 41 MB each for a backward pass.
+    trace(&python, folder.path(), &[&target("Deep"), "--input", "160000x64"]);
+    trace(&python, folder.path(), &[&target("Force"), "--input", "2x4", "--no-check"]);
+}
+
 /// Models of transformers, by nothing but their configs.
 #[test]
 fn a_config_is_enough() {
@@ -213,7 +246,17 @@ fn a_config_is_enough() {
         vision_config=dict(image_size=32, patch_size=16, **tower), architectures=['SiglipModel']).save_pretrained('siglip')\n\
         t.VideoMAEConfig(num_frames=2, image_size=32, patch_size=16, **tower).save_pretrained('videomae')\n\
         t.XLNetConfig(vocab_size=50, d_model=8, n_layer=1, n_head=2, d_inner=8).save_pretrained('xlnet')\n\
-        t.TimeSeriesTransformerConfig(prediction_length=4, d_model=8, encoder_layers=1).save_pretrained('sizeless')";
+        lite = dict(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8, hidden_size=16,\n\
+        max_position_embeddings=16, intermediate_size=8)\n\
+        t.DiaConfig(encoder_config=dict(vocab_size=40, **lite), decoder_config=dict(vocab_size=1028, num_channels=3,\n\
+        cross_hidden_size=16, cross_num_attention_heads=2, cross_num_key_value_heads=2, cross_head_dim=8, **lite),\n\
+        delay_pattern=[0, 1, 2]).save_pretrained('codes')\n\
+        t.PerceiverConfig(num_latents=4, d_latents=16, d_model=8, num_self_attends_per_block=1,\n\
+        num_cross_attention_heads=2, num_self_attention_heads=2).save_pretrained('states')\n\
+        t.ASTConfig(num_mel_bins=32, max_length=64, patch_size=16, **tower).save_pretrained('spectrum')\n\
+        sees = dict(model_type='swin', embed_dim=8, depths=[1] * 4, num_heads=[1] * 4, out_indices=[1, 2, 3])\n\
+        t.OmDetTurboConfig(use_timm_backbone=False, backbone_config=sees, text_config=dict(model_type='clip_text_model',\n\
+        vocab_size=50, **tower), architectures=['OmDetTurboForObjectDetection']).save_pretrained('unknown')";
     write(&python, folder.path(), script);
     for (config, arguments, note, expected) in [
         (
@@ -242,6 +285,15 @@ fn a_config_is_enough() {
             &["input_ids [1, 16] Some((0.0, 64.0))", "pixel_values [1, 3, 32, 32] None"],
         ),
         ("videomae", &[], "pixel_values=1x2x3x32x32", &["pixel_values [1, 2, 3, 32, 32] None"]),
+        (
+            "codes",
+            &[],
+            "input_ids=1x16:int64:0..40 --input decoder_input_ids=1x16x3:int64:0..1028",
+            &["input_ids [1, 16] Some((0.0, 40.0))", "decoder_input_ids [1, 16, 3] Some((0.0, 1028.0))"],
+        ),
+        // The second guess and the third: the first that forward takes is told.
+        ("states", &[], "inputs=1x128x8", &["inputs [1, 128, 8] None"]),
+        ("spectrum", &[], "input_values=1x64x32", &["input_values [1, 64, 32] None"]),
         ("xlnet", &[], "input_ids=1x128:int64:0..50", &["input_ids [1, 128] Some((0.0, 50.0))"]),
         (
             "t5",
@@ -257,8 +309,12 @@ fn a_config_is_enough() {
         assert_eq!(said.contains("example inputs"), !note.is_empty(), "{said}");
         assert!(said.contains(note), "{said}");
     }
-    let said = refuse_hf(&python, &fs::read_to_string(folder.path().join("sizeless/config.json")).unwrap());
-    assert!(said.contains("hint: give them: --input past_values=SHAPE[:DTYPE]"), "{said}");
+    let said = refuse_hf(&python, &fs::read_to_string(folder.path().join("unknown/config.json")).unwrap());
+    assert!(said.contains("does not say how large classes_structure of its inputs may be"), "{said}");
+    assert!(
+        said.contains("hint: give them all: --input pixel_values=SHAPE[:DTYPE] --input classes_input_ids="),
+        "{said}"
+    );
     let said = refuse_hf(&python, "{\"model_type\": \"nosuch\"}");
     assert!(said.contains("model type `nosuch`"), "{said}");
 }

@@ -31,6 +31,7 @@ pub const SCRIPT: &str = concat!(
     include_str!("../trace_notes.py"),
     include_str!("../trace_check.py"),
     include_str!("../trace_inputs.py"),
+    include_str!("../trace_config.py"),
     include_str!("../trace_archive.py"),
     include_str!("../trace.py")
 );
