@@ -58,14 +58,14 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         let devices: BTreeSet<_> = found.plan.stages.iter().flat_map(|stage| &stage.devices).collect();
         let mut next = vec![(
             format!("model-analyze verify {}", quoted(folder)),
-            "the stages give what the whole model gives (needs torch)",
+            "checks that the stages reproduce the whole model (needs torch)",
         )];
         if names.iter().any(|name| name == "train.py") {
             let train = quoted(&format!("{folder}/train.py"));
             let train = format!("torchrun --nproc-per-node {} {train}", devices.len());
             next.push((format!("{train} --check"), "two steps of the schedule beside one process"));
             next.push(if found.is_training {
-                (train, "train them, one process a device")
+                (train, "trains them, one process per device")
             } else {
                 (format!("{train} --allow-eval"), "train them as they were traced: in eval mode")
             });
