@@ -25,8 +25,19 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
+/// Which of a command's streams a terminal is.
+#[derive(Clone, Copy)]
+enum Stream {
+    Output,
+    Error,
+}
+
 /// Runs the command with a terminal as its standard output, and returns what that was sent.
 fn on_terminal(columns: u16, arguments: &[&str], environment: &[(&str, &str)]) -> String {
+    shown(Stream::Output, columns, arguments, environment)
+}
+
+fn shown(stream: Stream, columns: u16, arguments: &[&str], environment: &[(&str, &str)]) -> String {
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&terminal).unwrap();
     unlockpt(&terminal).unwrap();
@@ -35,11 +46,11 @@ fn on_terminal(columns: u16, arguments: &[&str], environment: &[(&str, &str)]) -
     let name = ptsname(&terminal, Vec::new()).unwrap();
     let side = rustix::fs::open(&name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
     let mut command = command(arguments);
-    command
-        .envs(environment.iter().copied())
-        .stdin(Stdio::null())
-        .stdout(Stdio::from(side))
-        .stderr(Stdio::piped());
+    command.envs(environment.iter().copied()).stdin(Stdio::null());
+    match stream {
+        Stream::Output => command.stdout(Stdio::from(side)).stderr(Stdio::piped()),
+        Stream::Error => command.stdout(Stdio::null()).stderr(Stdio::from(side)),
+    };
     let child = command.spawn().unwrap();
     // The terminal ends when nobody has it any more.
     drop(command);
@@ -131,4 +142,19 @@ fn heads_are_bold_where_that_is_wanted() {
     let bold = "\u{1b}[1m";
     assert!(on_terminal(100, &["devices"], &[]).starts_with(&format!("{bold}device ")));
     assert!(!on_terminal(100, &["devices"], &[("NO_COLOR", "1")]).contains('\u{1b}'));
+}
+
+/// Notes are broken where a terminal ends, and are one line in a pipe. (Hints and errors hold commands to copy, and are not.)
+#[test]
+fn notes_fit_a_narrow_terminal() {
+    let arguments = ["inspect", "fixtures/traces/unet_small.pt", "--device", "h100", "--fp8"];
+    let text = plain(&shown(Stream::Error, 60, &arguments, &[]));
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() > 1 && lines[0].starts_with("note: no layer runs in float8"), "{text}");
+    assert!(lines.iter().all(|line| line.chars().count() <= 60), "{text}");
+    assert!(lines[1..].iter().all(|line| line.starts_with("  ")), "{text}");
+    let whole = command(&arguments).env("COLUMNS", "60").output().unwrap();
+    let whole = String::from_utf8(whole.stderr).unwrap();
+    assert_eq!(whole.lines().count(), 1);
+    assert_eq!(text.split_whitespace().collect::<Vec<_>>(), whole.split_whitespace().collect::<Vec<_>>());
 }

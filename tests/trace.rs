@@ -304,7 +304,7 @@ fn wrong_usage_is_refused_before_python_starts() {
         assert!(message.contains(expected), "{message}");
     };
     check(&["a:B", "--input=8x3xx4"], "error: --input 8x3xx4: a size is missing\n   ╭─[--input:1:5]");
-    check(&["a:B", "--input=8:flaot32"], "`flaot32` is no dtype");
+    check(&["a:B", "--input=8:flaot32"], "`flaot32` is not a dtype");
     check(&["no_such_file.py:Net", "--input=1"], "no_such_file.py: no such file");
     check(&["a", "--input=8"], "target `a` does not say what to call");
     check(&["a:B", "--input=x=8", "--input=8"], "an --input without a name follows one with a name");

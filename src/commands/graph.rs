@@ -33,10 +33,9 @@ Examples:
   model-analyze graph resnet50.pt -o resnet50.png
   model-analyze graph resnet50.pt -o resnet50.json        then: model-explorer resnet50.json
 
-Without --depth the deepest level with at most 150 boxes is drawn, norms and other small blocks closed, the arithmetic of
-masks and positions in one box. Equal blocks in a row are drawn once, with their
-number; reshapes and copies in a row are one box, except at the deepest level. Without -o the picture goes to standard
-output.")]
+Without --depth the deepest level with at most 150 boxes is drawn. Equal blocks in a row are drawn once, with their number.
+Norms and other small blocks are closed, the arithmetic of masks and positions is one box, and so are reshapes and copies in
+a row, except at the deepest level. Without -o the picture goes to standard output.")]
 pub struct Graph {
     /// A traced model: an archive of torch.jit.save, or IR text
     model: PathBuf,

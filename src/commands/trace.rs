@@ -80,7 +80,7 @@ pub struct Trace {
     #[arg(long, value_name = "FILE", conflicts_with = "inputs")]
     input_file: Option<PathBuf>,
 
-    /// A constant that `forward` is called with by name; the value is JSON, or text where it is no JSON
+    /// A constant that `forward` is called with by name; the value is JSON, or plain text where it is not JSON
     #[arg(long = "constant", value_name = "KEY=VALUE", allow_hyphen_values = true)]
     constants: Vec<String>,
 
@@ -88,7 +88,7 @@ pub struct Trace {
     #[arg(long, value_name = "NAME")]
     method: Option<String>,
 
-    /// A keyword argument of the target; the value is JSON, or text where it is no JSON
+    /// A keyword argument of the target; the value is JSON, or plain text where it is not JSON
     #[arg(long = "arg", short, value_name = "KEY=VALUE", allow_hyphen_values = true)]
     arguments: Vec<String>,
 

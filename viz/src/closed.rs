@@ -1,4 +1,4 @@
-//! What stays closed unless a depth is asked for, because opening it shows nothing of the model: norms that are written in
+//! What stays closed unless the deepest level is asked for, because opening it shows nothing of the model: norms that are written in
 //! arithmetic, a product with its cast, and the arithmetic on positions and masks in front of a transformer.
 //!
 //! A block that a plan cuts stays open: the cut is to be seen.

@@ -1,8 +1,8 @@
 //! Simplifies a diagram: hides boxes that add nothing, and keeps the flow between the others.
 //!
-//! Steps, each from a diagram to a smaller one: chains of reshapes become one box, unless the deepest level is asked for;
-//! small blocks close and masks become one box, unless any level is asked for; a box with one box in it becomes one; equal siblings in a row become one with a count; boxes below a depth close; a tensor
-//! read by many is named at its readers instead of drawn.
+//! Steps, each from a diagram to a smaller one: chains of reshapes become one box, small blocks close and masks become one
+//! box, unless the deepest level is asked for; a box with one box in it becomes one; equal siblings in a row become one with a
+//! count; boxes below a depth close; a tensor read by many is named at its readers instead of drawn.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -51,8 +51,11 @@ pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, Levels) {
     let deepest = |diagram: &Diagram| diagram.depths().into_iter().max().unwrap_or(0).clamp(1, DEEPEST);
     let is_whole = matches!(depth, Depth::At(depth) if depth >= deepest(&merged));
     let joined = if is_whole { merged } else { merge_only_children(&chains::join(diagram)) };
-    let folded = fold(&if depth == Depth::Automatic { closed::close_small(&joined) } else { joined });
-    let (depths, deepest) = (folded.depths(), deepest(&folded));
+    let folded = fold(&if is_whole { joined.clone() } else { closed::close_small(&joined) });
+    let depths = folded.depths();
+    // What stays closed is a level for whoever asks for one: the deepest shows it.
+    let deepest =
+        if depth == Depth::Automatic || is_whole { deepest(&folded) } else { deepest(&fold(&joined)) };
     let depth = match depth {
         Depth::At(depth) => depth.clamp(1, deepest),
         Depth::Automatic => {

@@ -331,11 +331,14 @@ fn norms_stay_closed_masks_are_one_box_and_cuts_are_seen() {
     assert_eq!(picture.boxes()[3].subtitle, "3 operators");
     assert_eq!(picture.boxes()[4].family, Family::Norm);
     check_scene(&picture, &lay_out_diagram(&picture, Direction::TopToBottom).unwrap());
-    // A closed box says which stages share it; a level that is asked for is shown as it is.
-    let (closed, _) = view(&diagram, Depth::At(1));
+    // A closed box says which stages share it; the deepest level shows what is in a mask.
+    let (closed, levels) = view(&diagram, Depth::At(1));
     let norm = closed.boxes().iter().find(|item| item.title == "norm2").unwrap();
     assert_eq!(norm.details, ["cut: S0 | S1"]);
-    assert!(closed.boxes().iter().all(|item| item.title != "mask"));
+    assert!(closed.boxes().iter().any(|item| item.title == "mask"));
+    let (whole, levels) = view(&diagram, Depth::At(levels.of));
+    assert!(whole.boxes().iter().all(|item| item.title != "mask"));
+    assert_eq!(levels.open, levels.of);
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub struct PlanArguments {
     /// makes several parts of each [default: as many as serve best]
     #[arg(long, value_name = "N")]
     pub stages: Option<u32>,
-    /// Samples in a step, of all devices together [default: see --micro-batches]
+    /// Samples per step, over all devices [default: see --micro-batches]
     #[arg(long, value_name = "N", conflicts_with = "micro_batches")]
     pub batch: Option<u64>,
     /// Micro-batches in a step, each as large as the model's inputs: more make a larger batch [default: as few

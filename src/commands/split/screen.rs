@@ -55,13 +55,13 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         text.push_str(&labelled(&format!("wrote {folder}: "), &names.join(", "), 2));
         let mut next = vec![(
             format!("model-analyze verify {}", quoted(folder)),
-            "the stages give what the whole model gives (needs torch)",
+            "checks that the stages reproduce the whole model (needs torch)",
         )];
         if names.iter().any(|name| name == "train.py") {
             let train = format!("python {}", quoted(&format!("{folder}/train.py")));
             next.push((format!("{train} --check"), "two steps of the schedule beside one process"));
             next.push(if found.is_training {
-                (train, "train them, one process a device")
+                (train, "trains them, one process per device")
             } else {
                 (format!("{train} --allow-eval"), "train them as they were traced: in eval mode")
             });

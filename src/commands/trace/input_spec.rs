@@ -138,7 +138,7 @@ impl InputSpec {
                 has_dtype = true;
                 spec.dtype = part.to_owned();
             } else {
-                let fault = format!("`{part}` is no dtype; known are {}", DTYPES.join(", "));
+                let fault = format!("`{part}` is not a dtype; known are {}", DTYPES.join(", "));
                 return fail(span, "unknown dtype", fault);
             }
         }
@@ -205,7 +205,7 @@ mod tests {
         );
         let error = InputSpec::parse("8:float23").expect_err("an unknown dtype");
         assert!(
-            error.to_string().starts_with("--input 8:float23: `float23` is no dtype; known are float32,")
+            error.to_string().starts_with("--input 8:float23: `float23` is not a dtype; known are float32,")
         );
     }
 }
