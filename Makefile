@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-multi bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-killed zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split bench-dtensor gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-killed zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -175,6 +175,12 @@ bench-stages: .venv/ready
 bench-split: .venv/ready
 	cargo build --release
 	.venv/bin/python benches/split.py
+
+# Processor time of a step that two processes share: stages as `split` writes them, beside `parallelize_module`.
+bench-dtensor: .venv/ready
+	cargo build
+	mkdir -p out/dtensor
+	.venv/bin/python -W ignore benches/dtensor.py target/debug/model-analyze out/dtensor
 
 # -- checks beyond the suite --
 
