@@ -126,15 +126,7 @@ pub fn shared_by(
         (all().map(|id| seconds(id).0).sum::<f64>(), all().map(flops).sum::<f64>());
     let link = inner_link(cluster);
     let keeps_weights = way.keeps_weights();
-    let given = match way {
-        Way::Cuts(cuts, _) if looks[0].images.is_none() => named(graph, cuts, degree)?,
-        Way::Positions(calls) => first::given(graph, calls)?,
-        _ => BTreeMap::new(),
-    };
-    let is_auto = matches!(way, Way::Positions(calls) if first::is_auto(calls));
-    if is_auto || given.values().any(|layout| matches!(layout, Layout::First(_))) {
-        looks.iter_mut().for_each(|look| look.on_first = true);
-    }
+    let given = given(graph, &mut looks, degree, way)?;
     let in_bands = looks.iter().any(|look| look.images.is_some());
     let bytes = |id: OperatorId| -> f64 {
         let results = graph.operator(id).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
@@ -235,6 +227,25 @@ fn looks<'g>(
         None if way.keeps_weights() => Look::of_positions(graph, n),
         None => Look::new(graph, n),
     }])
+}
+
+/// Returns the layouts of stored tensors that are not to be chosen, and lets the first device work alone where that is asked for.
+fn given(
+    graph: &ModelGraph,
+    looks: &mut [Look<'_>],
+    degree: u32,
+    way: Way<'_>,
+) -> Result<BTreeMap<TensorId, Layout>, Failure> {
+    let given = match way {
+        Way::Cuts(cuts, _) if looks[0].images.is_none() => named(graph, cuts, degree)?,
+        Way::Positions(calls) => first::given(graph, calls)?,
+        _ => BTreeMap::new(),
+    };
+    let is_auto = matches!(way, Way::Positions(calls) if first::is_auto(calls));
+    if is_auto || given.values().any(|layout| matches!(layout, Layout::First(_))) {
+        looks.iter_mut().for_each(|look| look.on_first = true);
+    }
+    Ok(given)
 }
 
 /// Refuses layouts that are not those that `--sequence-parallel` asks for.
@@ -497,6 +508,12 @@ fn named(
         let cut = cuts.get(&tensor.path).or_else(|| cuts.get(&starred(&tensor.path)));
         let layout = match cut {
             None => Layout::Whole,
+            Some(cut) if cut.on_first && (cut.dim, cut.blocks) != (0, 1) => {
+                return Err(Failure::input(format!(
+                    "`{}` is on the first device alone, and cut: give `on_first`, with `dim: 0`, or a cut",
+                    tensor.path
+                )));
+            }
             Some(cut) if cut.on_first => first::layout(tensor)?,
             Some(cut) => {
                 let slice = Slice { dim: cut.dim as usize, blocks: cut.blocks };
