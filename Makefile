@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-multi bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split bench-executed gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-killed zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split bench-executed bench-dtensor gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-killed zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -183,6 +183,12 @@ bench-executed: .venv/ready
 	target/release/model-analyze profile --suite --threads 1 --minutes 5 -o out/bench-split/profile.csv
 	target/release/model-analyze fit out/bench-split/profile.csv -o out/bench-split/machine.yaml
 	.venv/bin/python benches/executed.py --cost-model out/bench-split/machine.yaml
+
+# Processor time of a step that two processes share: stages as `split` writes them, beside `parallelize_module`.
+bench-dtensor: .venv/ready
+	cargo build
+	mkdir -p out/dtensor
+	.venv/bin/python -W ignore benches/dtensor.py target/debug/model-analyze out/dtensor
 
 # -- checks beyond the suite --
 

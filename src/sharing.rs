@@ -4,6 +4,7 @@
 //! strategies are those of the whole operator, dealt out; once chosen, the program of one device is predicted at its own sizes.
 
 mod choice;
+mod first;
 mod model;
 
 pub use model::{SharedModel, Way, grouped, proved, proved_text, shared_by};

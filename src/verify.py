@@ -399,7 +399,8 @@ class Row:
         self.parameter, self.name = parameter, names[0]
         found = {id(copy): (stage, copy) for name in names for stage, copy in owners.get(name, [])}
         self.copies = list(found.values())
-        self.cut = next((stages.cuts[name] for name in names if name in stages.cuts), None)
+        self.cut_name = next((name for name in names if name in stages.cuts), None)
+        self.cut = stages.cuts.get(self.cut_name)
 
     def joined(self, part):
         """Returns the whole of which ranks have parts."""
@@ -421,7 +422,10 @@ class Row:
             return list(self.parameter.shape)
         sizes = list(self.copies[0][1].shape)
         if self.cut is not None:
-            sizes[self.cut[1]] *= self.cut[0].size
+            shard, dim, blocks = self.cut
+            if blocks == 0:  # all of it is on the first rank
+                return shard.whole_sizes[self.cut_name]
+            sizes[dim] *= shard.size
         return sizes
 
 

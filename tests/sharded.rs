@@ -284,6 +284,101 @@ fn experts_on_different_devices_give_what_one_gives() {
     assert!(!is_planned && said.contains("layers.0"), "{said}");
 }
 
+/// AlexNet as FlexFlow places it over a slow link, small.
+const ALEXNET: &str = r#"
+from torch import nn
+
+
+class AlexNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU()
+        )
+        self.classifier = nn.Sequential(nn.Linear(320, 50), nn.ReLU(), nn.Dropout(0.5), nn.Linear(50, 10))
+
+    def forward(self, x):
+        x = self.features(x)
+        return self.classifier(x.view(x.size(0), -1))
+"#;
+
+/// Convolutions on two devices, the dense part on the first: five losses are those of one process, to the last bit.
+#[test]
+fn a_dense_part_lies_on_one_device() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let (folder, model, source, cluster) =
+        (path("out"), path("alexnet.pt"), path("alexnet.py"), path("cluster.yaml"));
+    let (folder, model) = (folder.as_str(), model.as_str());
+    fs::write(&source, ALEXNET).unwrap();
+    let python = root().join(".venv/bin/python");
+    let python = ["--python", python.to_str().unwrap()];
+    let of = format!("{source}:AlexNet");
+    let trace = ["trace", &of, "--train", "--input", "64x1x28x28", "--seed", "0", "-o", model];
+    let (is_traced, said) = command(&[&trace[..], &python].concat());
+    assert!(is_traced, "{said}");
+    // It is found where sums of the dense part's gradients take longer than its work, and not where they do not.
+    let at = |peak: &str| {
+        let text = format!(
+            "kind: cluster\nversion: 1\ntypes:\n  slow: {{memory: 60000000000, memory_bandwidth: 1.0e+12, peak: {{float32: {peak}}}}}\n\
+             devices:\n- {{type: slow, count: 2}}\nlevels:\n- {{name: link, bandwidth: 1.0e+10, latency: 1.0e-6}}\n"
+        );
+        fs::write(&cluster, text).unwrap();
+        let asked = ["--cluster", &cluster, "--context-parallel", "2", "--on-first", "auto", "--stages", "1"];
+        let (is_split, said) = command(
+            &[&["split", model][..], &asked, &["--targets", "python", "--force", "-o", folder]].concat(),
+        );
+        assert!(is_split, "{said}");
+        fs::read_to_string(Path::new(folder).join("plan.yaml")).unwrap()
+    };
+    let plan = at("1.0e+9");
+    assert!(!plan.contains("on_first"), "{plan}");
+    let plan = at("1.0e+12");
+    assert_eq!(plan.matches("on_first: true").count(), 2, "{plan}");
+    let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2"]);
+    assert!(is_same && said.contains("all 2 ranks hold are the same to the last bit"), "{said}");
+    assert!(said.contains("forward, point-to-point 2 times: 87040 bytes, as planned"), "{said}");
+    let said = Command::new(root().join(".venv/bin/python"))
+        .arg(root().join("tests/oracle/on_first.py"))
+        .arg(folder)
+        .output()
+        .unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+    // What comes back is lost on the way to the convolutions.
+    let place_of_fault = Path::new(folder).join("stages/shards.py");
+    let shards = fs::read_to_string(&place_of_fault).unwrap();
+    let right =
+        "self.exchanged(x, lambda x: self.moved(x, 0, has, wants), lambda g: self.moved(g, 0, wants, has))";
+    let wrong = "self.exchanged(x, lambda x: self.moved(x, 0, has, wants), lambda g: torch.zeros_like(x))";
+    assert_eq!(shards.matches(right).count(), 1);
+    fs::write(&place_of_fault, shards.replace(right, wrong)).unwrap();
+    let (is_same, said) = command(&["verify", folder, "--steps", "1", "--allow-changes"]);
+    assert!(!is_same && said.contains("gradient of features") && said.contains("PLANNED"), "{said}");
+    // As asked: a convolution in front of what is shared again.
+    let other = path("other");
+    let asked =
+        ["--devices", "2xh100", "--context-parallel", "2", "--on-first", "features.3", "--stages", "1"];
+    let (is_split, said) =
+        command(&[&["split", model][..], &asked, &["--targets", "python", "-o", &other]].concat());
+    assert!(is_split, "{said}");
+    let stage = fs::read_to_string(Path::new(&other).join("stages/stage_0.py")).unwrap();
+    assert!(stage.contains("self.shard.lend(self.features[3].weight, 20)"), "{stage}");
+    let (is_same, said) = command(&["verify", &other, "--float64", "--steps", "2"]);
+    assert!(is_same && said.contains("as planned") && !said.contains("PLANNED"), "{said}");
+    let plan = |more: &[&str]| command(&[&["plan", model, "--devices", "2xh100"][..], more].concat());
+    for (more, expected) in [
+        (&["--on-first", "classifier"][..], "add --context-parallel N"),
+        (&["--context-parallel", "2", "--on-first", "clasifier"], "no such call, did you mean `classifier`?"),
+        (
+            &["--context-parallel", "2", "--on-first", "classifier.1"],
+            "no weights that could lie on one device",
+        ),
+    ] {
+        let (is_planned, said) = plan(more);
+        assert!(!is_planned && said.contains(expected), "{said}");
+    }
+}
+
 /// `tests/oracle/mutants.py` says which faults; most of them leave outputs as they are.
 #[test]
 fn verify_finds_each_fault_of_shared_layers() {

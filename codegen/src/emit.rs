@@ -54,7 +54,7 @@ pub fn stages(
     };
     for (stage, own) in pipeline.stages.iter().enumerate() {
         if let Some(port) = own.outputs.iter().find(stays) {
-            return Err(CutError::Routed { value: port.name.clone(), stage });
+            return Err(CutError::Uneven { value: port.name.clone(), stage });
         }
     }
     let mut files = Vec::new();

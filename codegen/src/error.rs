@@ -96,11 +96,11 @@ pub enum CutError {
     /// Archives cannot exchange what shards of an operator make.
     #[error("stages that are cut inside their operators are written in Python only")]
     ShardedArchive,
-    /// Rows of experts that another stage would have to know the number of.
+    /// Rows of which shards have unequal numbers, which another stage would have to know.
     #[error(
-        "stage {stage} would hand on `{value}`, rows that are routed to experts: how many they are, the next stage cannot know"
+        "stage {stage} would hand on `{value}`, of which its shards have unequal numbers of rows: how many, the next stage cannot know"
     )]
-    Routed {
+    Uneven {
         /// Its name.
         value: String,
         /// The stage that makes it.

@@ -85,7 +85,8 @@ pub struct Shards {
     pub stays: BTreeSet<ValueId>,
 }
 
-/// By name in the model: the dimension that is cut, and of how many equal blocks it is, each of which is cut.
+/// By name in the model: the dimension that is cut, and of how many equal blocks it is, each of which is cut; none where the first
+/// shard has all of it.
 pub type Cuts = BTreeMap<String, (usize, u32)>;
 
 impl About {

@@ -15,7 +15,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (path, degree) = given.next().zip(given.next()).ok_or("usage: layouts MODEL.pt DEVICES")?;
     let program = tracer::read_archive(&std::fs::read(path)?)?;
     let graph = graph::build(&program, &graph::BuildOptions::default())?;
-    let look = Look::new(&graph, degree.parse()?);
+    let mut look = Look::new(&graph, degree.parse()?);
+    look.on_first = true;
     let mut out = std::io::stdout().lock();
     for operator in &graph.operators {
         let leaves = look.leaves(operator.id);
@@ -99,6 +100,7 @@ fn layout(of: Layout) -> Value {
         Layout::Sum => json!("sum"),
         Layout::Even(at) => slice(at),
         Layout::Routed(at) => json!({"experts": at.experts}),
+        Layout::First(rows) => json!({"first": rows}),
         Layout::Bands(at) => json!({"bands": [at.dim, at.size]}),
     }
 }
@@ -107,6 +109,7 @@ fn needed(need: Need) -> Value {
     match need {
         Need::Whole => json!("whole"),
         Need::Partial => json!("partial"),
+        Need::Lent(rows) => json!({"lent": rows}),
         Need::Any => json!("any"),
         Need::In(of) => layout(of),
         Need::Rows(rows) => json!({"rows": [rows.from.dim, rows.from.size, rows.results]}),
@@ -128,7 +131,9 @@ fn special(special: Special) -> Value {
         Special::Dropout(at) => json!({"dropout": slice(at)}),
         Special::Rows => json!("rows"),
         Special::Experts => json!("experts"),
-        Special::DropoutOfBands(_) | Special::Norm { .. } => json!(format!("{special:?}")),
+        Special::DropoutOfBands(_) | Special::DropoutOfFirst(_) | Special::Norm { .. } => {
+            json!(format!("{special:?}"))
+        }
         Special::CrossEntropy | Special::CausalAttention => json!({"ranks": "shard_operators.py"}),
     }
 }

@@ -286,6 +286,8 @@ pub enum ShapeRule {
     /// Rows that a device has of an image in bands.
     SharedRows,
     SharedExperts,
+    /// Rows that lie on the first device.
+    SharedFirst,
     /// A number that counts what one device has, or all.
     SharedNumber,
 }

@@ -1289,6 +1289,9 @@ class SharedAnswer(_SharedAnswer, total=False):
     # Samples, or positions of their sequences, are dealt out; each device has all weights.
     whole_weights: bool
 
+    # Weights that the first device of each group has alone, and computes with.
+    on_first: list[str]
+
     # What was proven of the program that one device runs.
     proved: Proved
 

@@ -94,7 +94,7 @@ pub struct StageFiles {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
     /// Parameters and buffers that shards have a part of: the dimension that is cut, and of how many equal blocks it is, each of
-    /// which is cut. Absent where a stage is not cut inside its operators.
+    /// which is cut; of none where the first shard has all of it. Absent where a stage is not cut inside its operators.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuts: Option<BTreeMap<String, (usize, u32)>>,
     /// What its shards send each other for inputs of the traced sizes, there and back.

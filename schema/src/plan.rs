@@ -286,6 +286,9 @@ pub struct Cut {
     /// An input whose rows lie in bands, one for each device, and with it all images that are made of it; parameters are whole.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bands: bool,
+    /// All of it is on the first device of each group, which alone computes with it; `dim` is 0.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub on_first: bool,
 }
 
 /// What devices that share layers hold of the values between them.

@@ -245,6 +245,9 @@ pub struct SharedAnswer {
     /// Samples, or positions of their sequences, are dealt out; each device has all weights.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub whole_weights: bool,
+    /// Weights that the first device of each group has alone, and computes with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub on_first: Vec<String>,
     /// Share of the forward pass's FLOPs that they share; the rest each of them does.
     pub split_flops: f64,
     /// Exchanges of a micro-batch in the whole model.

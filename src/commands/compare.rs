@@ -40,6 +40,7 @@ const AUTO: &str = "auto";
 #[command(mut_arg("sequence_parallel", |held| held.hide(true)))]
 #[command(mut_arg("spatial", |degree| degree.hide(true)))]
 #[command(mut_arg("context_parallel", |degree| degree.hide(true)))]
+#[command(mut_arg("on_first", |calls| calls.hide(true)))]
 #[command(after_help = "Examples:
   model-analyze compare model.pt --devices 4xa100
   model-analyze compare model.pt --devices 2x8xh100 --batch 512 --plot compare.svg
@@ -108,6 +109,7 @@ impl Compare {
             ("--sequence-parallel", asking.sequence_parallel.is_some()),
             ("--spatial", asking.spatial.is_some()),
             ("--context-parallel", asking.context_parallel.is_some()),
+            ("--on-first", !asking.on_first.is_empty()),
         ];
         if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::input(format!("compare takes no {name}: it compares all of them"))

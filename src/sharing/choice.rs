@@ -29,6 +29,8 @@ pub struct Group<'a> {
     pub sequences: Option<(SequenceParallel, f64)>,
     /// Weights are whole, and no product takes a part of one: devices have samples or positions each.
     pub keeps_weights: bool,
+    /// Layouts of stored tensors that are not to be chosen.
+    pub given: &'a BTreeMap<TensorId, Layout>,
 }
 
 /// What was chosen.
@@ -42,16 +44,15 @@ pub struct Chosen {
 }
 
 /// Chooses the fastest strategies; `seconds` are those of each operator done whole, and those of
-/// them that smaller parts make less. Stored tensors in `given` are cut so.
+/// them that smaller parts make less.
 pub fn choose(
     look: &Look<'_>,
     group: &Group<'_>,
     seconds: &dyn Fn(OperatorId) -> (f64, f64),
-    given: &BTreeMap<TensorId, Layout>,
 ) -> Option<Chosen> {
     let mut table = Table::new(look, group);
     table.operators(seconds);
-    table.tensors(given);
+    table.tensors();
     table.values();
     table.outputs();
     let found = eliminate(&table.choices, |cost| cost.seconds);
@@ -123,17 +124,25 @@ impl<'a> Table<'a> {
                         })
                 })
             };
-            let (whole, divisible) = seconds(OperatorId(index as u32));
+            let id = OperatorId(index as u32);
+            let is_dense = self.graph.operator(id).class == OperatorClass::Matmul;
+            // Its weights are on the first device, and so is its work.
+            let stays = self.leaves[index].iter().any(|leaf| {
+                matches!(leaf.source, Source::Tensor(id) if matches!(self.group.given.get(&id), Some(Layout::First(_))))
+            });
+            let (whole, divisible) = seconds(id);
             let divisible = (divisible - self.group.launch).max(0.0);
             let part = whole - divisible + divisible / self.group.degree as f64;
             let cost = |way: &Strategy| Cost {
                 // What is as good either way is done whole, without exchanges to come.
                 seconds: if cuts_weights(way) {
                     f64::INFINITY
-                } else if way.is_split {
+                } else if matches!(way.gives, Layout::First(_)) && (is_dense || stays) {
+                    whole
+                } else if way.is_split && !stays {
                     part
                 } else {
-                    whole + (self.group.whole)(OperatorId(index as u32))
+                    whole + (self.group.whole)(id)
                 },
                 ..Cost::default()
             };
@@ -165,7 +174,7 @@ impl<'a> Table<'a> {
     }
 
     /// Adds a node for all names of each stored tensor.
-    fn tensors(&mut self, given: &BTreeMap<TensorId, Layout>) {
+    fn tensors(&mut self) {
         let mut uses: BTreeMap<TensorId, Vec<Use>> = BTreeMap::new();
         let first = |id: TensorId| self.graph.tensor(id).first;
         self.each_use(|source, one| {
@@ -184,15 +193,18 @@ impl<'a> Table<'a> {
             if !shares_otherwise && tensor.role != graph::Role::Constant {
                 for one in &uses {
                     for way in &self.ways[one.operator] {
-                        if let Need::In(layout @ Layout::Even(_)) = way.needs[one.leaf]
-                            && !layouts.contains(&layout)
-                        {
+                        let layout = match way.needs[one.leaf] {
+                            Need::In(layout @ Layout::Even(_)) => layout,
+                            Need::Lent(rows) => Layout::First(rows),
+                            _ => continue,
+                        };
+                        if !layouts.contains(&layout) {
                             layouts.push(layout);
                         }
                     }
                 }
             }
-            if let Some(layout) = names.iter().find_map(|name| given.get(name)) {
+            if let Some(layout) = names.iter().find_map(|name| self.group.given.get(name)) {
                 layouts.retain(|known| known == layout);
                 if layouts.is_empty() {
                     layouts.push(*layout);
@@ -200,7 +212,8 @@ impl<'a> Table<'a> {
             }
             let bytes = tensor.bytes as f64;
             let cost = |layout: &Layout| {
-                let held = if *layout == Layout::Whole { bytes } else { bytes / self.group.degree as f64 };
+                let is_part = matches!(layout, Layout::Even(_));
+                let held = if is_part { bytes / self.group.degree as f64 } else { bytes };
                 Cost { seconds: held * self.group.per_byte, ..Cost::default() }
             };
             let node = self.choices.nodes.len();

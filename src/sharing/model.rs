@@ -15,7 +15,10 @@ use simulator::{
 };
 use tracer::{NodeId, Program};
 
-use super::choice::{Chosen, Group, choose};
+use super::{
+    choice::{Chosen, Group, choose},
+    first,
+};
 use crate::{cost_models::CostModels, failure::Failure, nearest, operations::operations};
 
 /// A model that devices share.
@@ -29,12 +32,14 @@ pub struct SharedModel {
     pub bands: Option<usize>,
     /// Where stored tensors are cut.
     pub cuts: BTreeMap<TensorId, Slice>,
+    /// Stored tensors that the first device alone has.
+    pub on_first: BTreeSet<TensorId>,
     /// Exchanges by their node.
     pub exchanges: BTreeMap<NodeId, Exchange>,
     /// What operators bring together while they run, by their node.
     pub inside: BTreeMap<NodeId, Inside>,
-    /// Values that are rows of a device's own experts, as many as are routed there.
-    pub routed: BTreeSet<ValueId>,
+    /// Values of which devices have unequal numbers of rows.
+    pub uneven: BTreeSet<ValueId>,
     /// What was proven of it.
     pub proof: Proof,
     /// Share of the FLOPs that devices share; the rest each of them does.
@@ -58,8 +63,9 @@ pub enum Way<'a> {
     Layers(Option<SequenceParallel>),
     /// Images, which lie in bands of rows or of columns, as serves best.
     Bands,
-    /// Samples, or positions of their sequences, as serves best; weights are whole.
-    Positions,
+    /// Samples, or positions of their sequences, as serves best; weights are whole, but for those of calls that the first device
+    /// alone is to do.
+    Positions(&'a [String]),
     /// What a plan says.
     Cuts(&'a indexmap::IndexMap<String, Cut>, Option<SequenceParallel>),
 }
@@ -68,8 +74,8 @@ impl Way<'_> {
     /// Tells whether each device has all weights: a plan without cuts says that, too.
     fn keeps_weights(self) -> bool {
         match self {
-            Way::Positions => true,
-            Way::Cuts(cuts, _) => cuts.is_empty(),
+            Way::Positions(_) => true,
+            Way::Cuts(cuts, _) => cuts.values().all(|cut| cut.on_first),
             Way::Layers(_) | Way::Bands => false,
         }
     }
@@ -78,7 +84,7 @@ impl Way<'_> {
     pub fn option(self) -> &'static str {
         match self {
             Way::Bands => "--spatial",
-            Way::Positions => "--context-parallel",
+            Way::Positions(_) => "--context-parallel",
             Way::Layers(_) | Way::Cuts(..) => "--tensor-parallel",
         }
     }
@@ -87,7 +93,7 @@ impl Way<'_> {
     pub fn sequence_parallel(self) -> Option<SequenceParallel> {
         match self {
             Way::Layers(held) | Way::Cuts(_, held) => held,
-            Way::Bands | Way::Positions => None,
+            Way::Bands | Way::Positions(_) => None,
         }
     }
 }
@@ -104,7 +110,7 @@ pub fn shared_by(
     degree: u32,
     way: Way<'_>,
 ) -> Result<SharedModel, Failure> {
-    let looks = looks(graph, program, degree, way)?;
+    let mut looks = looks(graph, program, degree, way)?;
     let name = cluster.devices.first().map(|device| device.type_.as_str()).unwrap_or_default();
     let figures = cluster.types.get(name).ok_or_else(|| Failure::input("the cluster has no device types"))?;
     let predicted = predict(graph, costs, &models.of(name, figures), &PredictOptions::default());
@@ -120,6 +126,7 @@ pub fn shared_by(
         (all().map(|id| seconds(id).0).sum::<f64>(), all().map(flops).sum::<f64>());
     let link = inner_link(cluster);
     let keeps_weights = way.keeps_weights();
+    let given = given(graph, &mut looks, degree, way)?;
     let in_bands = looks.iter().any(|look| look.images.is_some());
     let bytes = |id: OperatorId| -> f64 {
         let results = graph.operator(id).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
@@ -141,18 +148,14 @@ pub fn shared_by(
             .max(figures.host_call.map_or(0.0, |call| call.0)),
         per_byte: TOUCHED / figures.memory_bandwidth.0,
         keeps_weights,
+        given: &given,
         sequences: way.sequence_parallel().map(|held| (held, INSISTENCE * total_seconds)),
-    };
-    let given = match way {
-        Way::Cuts(cuts, _) if !keeps_weights && looks[0].images.is_none() => named(graph, cuts, degree)?,
-        _ if keeps_weights => named(graph, &Default::default(), degree)?,
-        _ => BTreeMap::new(),
     };
     let no = || {
         Failure::no(format!("no way was found for {degree} devices to share this model"))
             .with_hint(format!("leave out {}", way.option()))
     };
-    let found = looks.iter().filter_map(|look| Some((look, choose(look, &group, &seconds, &given)?)));
+    let found = looks.iter().filter_map(|look| Some((look, choose(look, &group, &seconds)?)));
     let (look, chosen): (&Look<'_>, Chosen) =
         found.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).ok_or_else(no)?;
     let made = sharded(program, look, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
@@ -172,8 +175,9 @@ pub fn shared_by(
     }
     if matches!(way, Way::Layers(_)) && look.images.is_none() && made.cuts.is_empty() {
         // The plan will have no cuts, and is to mean the same when it is read.
-        return shared_by(program, graph, costs, (cluster, models), degree, Way::Positions);
+        return shared_by(program, graph, costs, (cluster, models), degree, Way::Positions(&[]));
     }
+    first::check(&made, graph)?;
     if keeps_weights && !made.is_split.contains(&true) {
         return Err(Failure::no(format!(
             "no operator of this model can work on one of {degree} parts of its samples or sequences"
@@ -189,7 +193,8 @@ pub fn shared_by(
         cuts: made.cuts,
         exchanges: made.exchanges,
         inside: made.inside,
-        routed: made.routed,
+        on_first: made.on_first.into_keys().collect(),
+        uneven: made.uneven,
         proof,
         seconds: (chosen.seconds, chosen.bound),
     })
@@ -205,7 +210,7 @@ fn looks<'g>(
     let n = u64::from(degree);
     let along = match way {
         Way::Cuts(cuts, _) => bands_in(cuts, program)?,
-        Way::Layers(_) | Way::Positions => None,
+        Way::Layers(_) | Way::Positions(_) => None,
         Way::Bands => {
             let all = (0..3).map(|along| Look::in_bands(graph, n, along));
             let with_images = |look: &Look<'_>| look.images.as_ref().is_some_and(|images| images.size > 0);
@@ -222,6 +227,25 @@ fn looks<'g>(
         None if way.keeps_weights() => Look::of_positions(graph, n),
         None => Look::new(graph, n),
     }])
+}
+
+/// Returns the layouts of stored tensors that are not to be chosen, and lets the first device work alone where that is asked for.
+fn given(
+    graph: &ModelGraph,
+    looks: &mut [Look<'_>],
+    degree: u32,
+    way: Way<'_>,
+) -> Result<BTreeMap<TensorId, Layout>, Failure> {
+    let given = match way {
+        Way::Cuts(cuts, _) if looks[0].images.is_none() => named(graph, cuts, degree)?,
+        Way::Positions(calls) => first::given(graph, calls)?,
+        _ => BTreeMap::new(),
+    };
+    let is_auto = matches!(way, Way::Positions(calls) if first::is_auto(calls));
+    if is_auto || given.values().any(|layout| matches!(layout, Layout::First(_))) {
+        looks.iter_mut().for_each(|look| look.on_first = true);
+    }
+    Ok(given)
 }
 
 /// Refuses layouts that are not those that `--sequence-parallel` asks for.
@@ -403,17 +427,20 @@ impl SharedModel {
             let Some(value) = graph.operator(one.operator).outputs.first() else { continue };
             sent.entry(*value).or_default().push(one.counted());
         }
-        let stays = self.routed.clone();
-        Shards { degree: self.degree as u32, cuts: self.cuts.iter().map(cut).collect(), sent, stays }
+        // No block: the first shard has it all.
+        let whole = self.on_first.iter().map(|id| (program.tensors[id.index()].path.clone(), (0, 0)));
+        let cuts = self.cuts.iter().map(cut).chain(whole).collect();
+        Shards { degree: self.degree as u32, cuts, sent, stays: self.uneven.clone() }
     }
 
-    /// Returns the calls inside which rows of experts lie: stages hand on what has the same size each time, so none begins there.
+    /// Returns the calls inside which devices have unequal numbers of rows: stages hand on what has the same size on all of them, and
+    /// each time, so none begins there.
     pub fn kept_whole(&self, graph: &ModelGraph) -> BTreeSet<BlockId> {
         let holder = |operator: OperatorId| graph.operator(operator).block;
         let around = |block: BlockId| std::iter::successors(Some(block), |own| graph.block(*own).parent);
         let mut found = BTreeSet::new();
         for operator in &graph.operators {
-            for value in operator.inputs.iter().filter(|value| self.routed.contains(value)) {
+            for value in operator.inputs.iter().filter(|value| self.uneven.contains(value)) {
                 let Some(maker) = graph.value(*value).producer else { continue };
                 let outer: BTreeSet<BlockId> = around(holder(maker)).collect();
                 found.extend(around(holder(operator.id)).find(|block| outer.contains(block)));
@@ -437,32 +464,37 @@ impl SharedModel {
         if names.is_empty() {
             names.push("*".into());
         }
-        let cut = Cut { dim: dim as u32, blocks: 1, bands: true };
+        let cut = Cut { dim: dim as u32, blocks: 1, bands: true, on_first: false };
         names.into_iter().map(|name| (name, cut)).collect()
     }
 
     /// Returns the cuts by the names of what is cut; numbers of layers that are cut alike are a star.
     pub fn named_cuts(&self, program: &Program) -> indexmap::IndexMap<String, Cut> {
-        let mut by_pattern: indexmap::IndexMap<String, Vec<(String, Option<Slice>)>> = Default::default();
+        let mut by_pattern: indexmap::IndexMap<String, Vec<(String, Option<Cut>)>> = Default::default();
         for (index, tensor) in program.tensors.iter().enumerate() {
-            let cut = self.cuts.get(&TensorId(index as u32)).copied();
+            let id = TensorId(index as u32);
+            let cut = self.cuts.get(&id).map(|cut| written(*cut));
+            let cut = cut.or_else(|| self.on_first.contains(&id).then_some(ON_FIRST));
             by_pattern.entry(starred(&tensor.path)).or_default().push((tensor.path.clone(), cut));
         }
         let mut named = self.named_bands();
         for (pattern, all) in by_pattern {
             let first = all[0].1;
             if all.iter().all(|(_, cut)| *cut == first) {
-                named.extend(first.map(|cut| (pattern, written(cut))));
+                named.extend(first.map(|cut| (pattern, cut)));
             } else {
-                named.extend(all.into_iter().filter_map(|(path, cut)| Some((path, written(cut?)))));
+                named.extend(all.into_iter().filter_map(|(path, cut)| Some((path, cut?))));
             }
         }
         named
     }
 }
 
+/// All of a parameter on the first device of a group.
+const ON_FIRST: Cut = Cut { dim: 0, blocks: 1, bands: false, on_first: true };
+
 fn written(cut: Slice) -> Cut {
-    Cut { dim: cut.dim as u32, blocks: cut.blocks, bands: false }
+    Cut { dim: cut.dim as u32, blocks: cut.blocks, bands: false, on_first: false }
 }
 
 /// Finds what a plan says to be cut; all else is whole.
@@ -476,6 +508,13 @@ fn named(
         let cut = cuts.get(&tensor.path).or_else(|| cuts.get(&starred(&tensor.path)));
         let layout = match cut {
             None => Layout::Whole,
+            Some(cut) if cut.on_first && (cut.dim, cut.blocks) != (0, 1) => {
+                return Err(Failure::input(format!(
+                    "`{}` is on the first device alone, and cut: give `on_first`, with `dim: 0`, or a cut",
+                    tensor.path
+                )));
+            }
+            Some(cut) if cut.on_first => first::layout(tensor)?,
             Some(cut) => {
                 let slice = Slice { dim: cut.dim as usize, blocks: cut.blocks };
                 if !slice.fits(&tensor.shape, u64::from(degree)) {

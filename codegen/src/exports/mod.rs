@@ -128,8 +128,11 @@ impl Terms<'_> {
         if self.has_positions() { (1, shards) } else { (shards, 1) }
     }
 
-    /// Says that images lie in bands, which no other framework has.
+    /// Says that images lie in bands, or weights on one device of several, which no other framework has.
     fn no_bands(&self) -> Result<(), String> {
+        if let Some((name, _)) = self.cuts.iter().find(|(_, cut)| cut.on_first) {
+            return Err(format!("the first of {} devices alone has `{name}`", self.shards));
+        }
         if self.cuts.iter().any(|(_, cut)| cut.bands) {
             Err(format!("{} devices have a band of each image", self.shards))
         } else {

@@ -141,7 +141,7 @@ impl Writer<'_> {
     fn shared(&self, node: &Node, name: &str) -> String {
         let mut given: Vec<String> = node.arguments.iter().map(|a| self.operand(&a.operand)).collect();
         match name {
-            "shard_dropout" | "shard_dropout_bands" | "shard_batch_norm" => {
+            "shard_dropout" | "shard_dropout_bands" | "shard_dropout_first" | "shard_batch_norm" => {
                 let at = if name == "shard_batch_norm" { 5 } else { 2 };
                 if let Some(train) = given.get_mut(at).filter(|train| *train == bool_text(self.training)) {
                     *train = "self.training".to_string();

@@ -324,7 +324,7 @@ fn tables(
     }
     out.push_str("}\n");
     if let Some(cuts) = cuts {
-        out.push_str("# Tensors that shards have a part of: the dimension that is cut, the equal blocks that each are cut.\nCUTS = {\n");
+        out.push_str("# Tensors that shards have a part of: the dimension that is cut, the equal blocks that each are cut (none: all is the first's).\nCUTS = {\n");
         for (name, (dimension, blocks)) in cuts.iter().filter(|(name, _)| !tied.contains_key(name.as_str())) {
             out.push_str(&format!("    {}: ({dimension}, {blocks}),\n", quoted(name)));
         }

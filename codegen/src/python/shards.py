@@ -7,6 +7,9 @@ backward. A dimension that is cut is so many equal `blocks`, each of which is cu
 Rows may be routed to experts, of which each rank has as many: they lie in the experts' order, and what is told of them is where
 each expert's end. All ranks route all rows, so all know who has which.
 
+Work may be the first rank's alone: it has all rows there, the others none, and all run the same lines. The others have no rows of
+its weights either, and are lent their sizes to compute nothing with. Numbers of rows are those of the trace.
+
 An image may lie in bands: of `size` rows (or columns: of dimension `dim`) rank r of n has those from ceil(size * r / n) to
 ceil(size * (r + 1) / n). What an operator takes of the bands beside its own is fetched in front of it, beyond the image's borders
 it is filled, and the gradients of rows that several have taken are added where they lie. All ranks know all sizes, which are those
@@ -36,6 +39,7 @@ class Shard:
     def __init__(self, group=None):
         self.group, self.known_places, self.with_halo, self.keeping = group, {}, {}, []
         self.known_routes = WeakIdKeyDictionary()  # by the tensor that says them
+        self.whole_sizes, self.lent = {}, []  # of tensors that the first rank has, by name; those that it has lent since they came back
         self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
     # -- operators of a stage
@@ -182,6 +186,80 @@ class Shard:
         first, last = bands[self.rank]
         rows = x.narrow(0, first, last - first)
         return rows.clone(memory_format=torch.contiguous_format) if copies else rows
+
+    # -- operators of a stage of which the first rank does some alone
+
+    def to_first(self, x, rows):
+        """Leaves the first rank what is whole, and the others nothing."""
+        self.expect_rows(x, rows)
+        return self.exchanged(x, lambda x: self.own(x, 0, 0), lambda g: self.moved(g, 0, self.firsts(rows), self.alls(rows)))
+
+    def collect(self, x, rows):
+        """Brings the slices of all ranks to the first."""
+        self.expect_rows(x, rows // self.size)
+        has, wants = self.slices(rows), self.firsts(rows)
+        return self.exchanged(x, lambda x: self.moved(x, 0, has, wants), lambda g: self.moved(g, 0, wants, has))
+
+    def from_first(self, x, rows):
+        """Sends all ranks what the first has, for operators that all run alike."""
+        return self.left(x, lambda x: self.moved(x, 0, self.firsts(rows), self.alls(rows)), lambda g: self.own(g, 0, 0))
+
+    def from_first_split(self, x, rows):
+        """Sends all ranks what the first has, for operators that work on a part: the gradients of all parts are summed."""
+        return self.left(x, lambda x: self.moved(x, 0, self.firsts(rows), self.alls(rows)), lambda g: self.own(self.sum(g), 0, 0))
+
+    def deal(self, x, rows):
+        """Deals out what the first rank has in equal slices."""
+        has, wants = self.firsts(rows), self.slices(rows)
+        return self.left(x, lambda x: self.moved(x, 0, has, wants), lambda g: self.moved(g, 0, wants, has))
+
+    def first_term(self, x, rows):
+        """Makes what the first rank has a term of a sum: those of others are zeros."""
+
+        def forward(x):
+            return x.clone() if self.rank == 0 else x.new_zeros([rows, *x.size()[1:]])
+
+        return self.left(x, forward, lambda g: self.own(g, 0, 0))
+
+    def lend(self, x, rows):
+        """Lets the ranks that have none of a weight's rows compute with its sizes."""
+        if self.rank == 0:
+            return self.same(x)
+        if x.requires_grad and torch.is_grad_enabled():
+            self.lent.append(x)
+        return x.new_zeros(()).expand(rows, *x.size()[1:])
+
+    def dropout_first(self, x, p, train, rows):
+        """Drops what `F.dropout` would drop of the whole tensor; the other ranks draw as many numbers, so that they stay in step."""
+        if self.rank and train and p:
+            F.dropout(x.new_ones([rows, *x.size()[1:]]), p, True)
+        return F.dropout(x, p, train)
+
+    def on_first(self, n):
+        """Returns the whole size on the first rank, and none on the others."""
+        return 0 if self.rank else n
+
+    def left(self, x, forward, backward):
+        """Hands on what the first rank has; with the gradient weights that it has lent get theirs, of no rows, on the others."""
+        if self.size == 1:
+            return self.same(x)
+        lent, self.lent = self.lent, []
+        if self.rank and x.is_floating_point() and torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()  # so that all ranks' backward passes come here
+        return Exchange.apply(x, forward, backward, *lent)
+
+    def firsts(self, rows):
+        return [(0, rows)] + [(rows, rows)] * (self.size - 1)
+
+    def alls(self, rows):
+        return [(0, rows)] * self.size
+
+    def slices(self, rows):
+        return [(rows * rank // self.size, rows * (rank + 1) // self.size) for rank in range(self.size)]
+
+    def expect_rows(self, x, rows):
+        if x.size(0) != rows:
+            raise ValueError(f"{x.size(0)} rows come to a stage whose first rank takes {rows} of each")
 
     # -- operators of a stage whose images lie in bands
 
@@ -334,7 +412,10 @@ class Shard:
     # -- tensors, without gradients
 
     def sizes(self, sizes, dim, blocks=1, name="the tensor"):
-        """Returns the sizes of this rank's part of a tensor."""
+        """Returns the sizes of this rank's part of a tensor: without blocks the first rank has all of it."""
+        if blocks == 0:
+            self.whole_sizes[name] = list(sizes)
+            return list(sizes) if self.rank == 0 else [0, *sizes[1:]]
         if sizes[dim] % (blocks * self.size):
             parts = f"{blocks} blocks of {self.size} shards" if blocks > 1 else f"{self.size} shards"
             raise ValueError(f"dimension {dim} of `{name}` is {sizes[dim]}, which does not divide into {parts}")
@@ -343,6 +424,8 @@ class Shard:
     def read(self, stored, dim, blocks=1):
         """Reads this rank's part of a tensor of a safetensors file."""
         sizes = stored.get_shape()
+        if blocks == 0:
+            return stored[: self.sizes(sizes, dim, blocks)[0]]
         length = self.sizes(sizes, dim, blocks)[dim] // blocks
         starts = [block * length * self.size + self.rank * length for block in range(blocks)]
         parts = [stored[(slice(None),) * dim + (slice(start, start + length),)] for start in starts]
@@ -352,6 +435,8 @@ class Shard:
         """Returns this rank's part of a whole tensor."""
         if self.size == 1:
             return self.same(x)
+        if blocks == 0:
+            return x.clone(memory_format=torch.contiguous_format) if self.rank == 0 else x.new_empty([0, *x.size()[1:]])
         return self.parts(x, dim, blocks)[self.rank].clone(memory_format=torch.contiguous_format)
 
     def parts(self, x, dim, blocks=1):
@@ -365,6 +450,10 @@ class Shard:
         """Returns the whole tensor that all ranks have parts of."""
         if self.size == 1:
             return self.same(x)
+        if blocks == 0:
+            rows = torch.tensor(x.size(0), device=x.device)
+            dist.all_reduce(rows, group=self.group)
+            return self.moved(x, 0, self.firsts(int(rows)), self.alls(int(rows)))
         dim %= x.dim()
         flat = x.contiguous().view(-1)
         found = flat.new_empty(self.size * len(flat))
@@ -519,13 +608,13 @@ class Exchange(torch.autograd.Function):
     """What ranks do to a value, and to its gradient."""
 
     @staticmethod
-    def forward(ctx, x, forward, backward):
-        ctx.backward_of = backward
+    def forward(ctx, x, forward, backward, *lent):
+        ctx.backward_of, ctx.lent = backward, [tensor.size() for tensor in lent]
         return forward(x)
 
     @staticmethod
     def backward(ctx, gradient):
-        return ctx.backward_of(gradient), None, None
+        return ctx.backward_of(gradient), None, None, *(gradient.new_empty(sizes) for sizes in ctx.lent)
 
 
 class Kept:

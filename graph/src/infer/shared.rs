@@ -12,6 +12,7 @@ rules! {
     exchanged: Shared,
     rows: SharedRows,
     experts: SharedExperts,
+    first: SharedFirst,
     number: SharedNumber,
 }
 
@@ -98,12 +99,28 @@ pub fn experts(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
+/// Rows on the first device, whose sizes these are.
+pub fn first(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let degree = degree(call)?;
+    let mut sizes = shape(input)?.clone();
+    let given = super::call::integer(call.at(1)).and_then(|rows| u64::try_from(rows).ok()).known()?;
+    let Some(rows) = sizes.first_mut() else { reject!("a tensor without rows") };
+    let own = if call.name == "shard_collect" { divided(Some(given), degree)? } else { Some(given) };
+    if rows.is_some() && *rows != own {
+        reject!("{} rows are not those of {given}", rows.unwrap_or_default());
+    }
+    *rows = if call.name == "shard_deal" { divided(Some(given), degree)? } else { Some(given) };
+    fresh_fact(input.dtype, sizes)
+}
+
 /// Conversions between the size of a part and the size of the whole.
 pub fn number(call: &Call<'_>) -> Result {
     let degree = degree(call)?;
     let number = super::call::integer(call.at(0));
     Ok(Fact::Int(match (call.name, number) {
         ("shard_rows", Some(number)) => Some(-(-number).div_euclid(degree as i64)),
+        ("shard_on_first", number) => number,
         ("shard_all_rows", _) => super::call::integer(call.at(1)),
         ("shard_part", Some(number)) => match u64::try_from(number) {
             Ok(number) => divided(Some(number), degree)?.and_then(|number| i64::try_from(number).ok()),

@@ -69,6 +69,10 @@ enum Held {
     Bands(Bands),
     /// Rows that are routed to experts.
     Routed(Routed),
+    /// Rows on the first device alone.
+    First(u64),
+    /// A weight on the first device, and its sizes on the others, who have no rows to compute with it.
+    Lent(u64),
     /// Rows, and what windows over them take of others'.
     Rows(Rows),
     /// A term.
@@ -84,6 +88,7 @@ impl From<Layout> for Held {
             Layout::Even(slice) => Held::Even(slice),
             Layout::Bands(bands) => Held::Bands(bands),
             Layout::Routed(routed) => Held::Routed(routed),
+            Layout::First(rows) => Held::First(rows),
             Layout::Sum => Held::Sum,
         }
     }
@@ -97,6 +102,8 @@ impl std::fmt::Display for Held {
             Held::Even(slice) => Layout::Even(slice).fmt(f),
             Held::Bands(bands) => Layout::Bands(bands).fmt(f),
             Held::Routed(routed) => Layout::Routed(routed).fmt(f),
+            Held::First(rows) => Layout::First(rows).fmt(f),
+            Held::Lent(_) => f.write_str("on the first device, and sizes on the others"),
             Held::Rows(_) => f.write_str("in bands, with rows of others"),
             Held::Sum => Layout::Sum.fmt(f),
             Held::Unfinished => f.write_str("not finished"),
@@ -113,6 +120,8 @@ impl Held {
                 held == Held::Whole || held == Held::ForParts && !has_gradient
             }
             (Need::Partial, held) => held == Held::ForParts || held == Held::Whole && !has_gradient,
+            (Need::Lent(rows), Held::Lent(own)) => own == rows,
+            (Need::Lent(_), held) => held.serves(Need::Partial, has_gradient),
             (Need::In(layout), held) => held == Held::from(layout),
             (Need::Rows(rows), held) => held == Held::Rows(rows),
         }
@@ -140,6 +149,13 @@ impl Held {
             Exchange::FromExperts(routed) => (Held::Routed(routed), Held::Whole),
             Exchange::FromExpertsSplit(routed) => (Held::Routed(routed), Held::ForParts),
             Exchange::ExpertsTerm(routed) => (Held::Routed(routed), Held::Sum),
+            Exchange::ToFirst(rows) => (Held::Whole, Held::First(rows)),
+            Exchange::FromFirst(rows) => (Held::First(rows), Held::Whole),
+            Exchange::FromFirstSplit(rows) => (Held::First(rows), Held::ForParts),
+            Exchange::Collect(rows) => (Held::Even(Slice { dim: 0, blocks: 1 }), Held::First(rows)),
+            Exchange::Deal(rows) => (Held::First(rows), Held::Even(Slice { dim: 0, blocks: 1 })),
+            Exchange::FirstTerm(rows) => (Held::First(rows), Held::Sum),
+            Exchange::Lend(rows) => (Held::First(rows), Held::Lent(rows)),
         };
         (self == from).then_some(to)
     }
@@ -199,12 +215,14 @@ struct Checker<'a> {
 }
 
 /// The value of the whole program that a value stands for.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Origin {
     /// A value or tensor of the whole program, or a number.
     of: Operand,
     /// True for one device's part of a number.
     is_part: bool,
+    /// True for all of a number on the first device, and nothing on the others.
+    is_on_first: bool,
     /// True where it was exchanged, and the operator it was exchanged in front of.
     exchanged_at: Option<usize>,
 }
@@ -217,7 +235,11 @@ impl Checker<'_> {
     fn held_of(&self, operand: &Operand) -> Held {
         match operand {
             Operand::Value(value) => self.held.get(value).copied().unwrap_or(Held::Whole),
-            Operand::Tensor(id) => self.made.cuts.get(id).map_or(Held::Whole, |slice| Held::Even(*slice)),
+            Operand::Tensor(id) => match (self.made.cuts.get(id), self.made.on_first.get(id)) {
+                (Some(slice), None) => Held::Even(*slice),
+                (None, Some(rows)) => Held::First(*rows),
+                _ => Held::Whole,
+            },
             _ => Held::Whole,
         }
     }
@@ -264,7 +286,7 @@ impl Checker<'_> {
             let to = to.ok_or_else(|| wrong(held.to_string()))?;
             self.held.insert(value, to);
             let at = before.and_then(|origin| origin.exchanged_at).unwrap_or(self.next);
-            self.origins.insert(value, Origin { of, is_part: false, exchanged_at: Some(at) });
+            self.origins.insert(value, Origin { of, exchanged_at: Some(at), ..Origin::default() });
             self.proof.exchanges += 1;
             return Ok(());
         }
@@ -275,14 +297,15 @@ impl Checker<'_> {
                 return Err(wrong("not what its operator gave".into()));
             }
             self.held.insert(value, *held);
-            self.origins.insert(value, Origin { of, is_part: false, exchanged_at: None });
+            self.origins.insert(value, Origin { of, ..Origin::default() });
             return Ok(());
         }
         let in_bands = self.look.images.is_some();
         let (part, whole) =
             if in_bands { ("shard_rows", "shard_all_rows") } else { ("shard_part", "shard_whole") };
         let is_local = |operand: &Operand| matches!(operand, Operand::Value(id) if self.local.contains(id));
-        let is_part = name == part;
+        let is_on_first = name == "shard_on_first" && self.look.on_first;
+        let is_part = name == part || is_on_first;
         let fits = if is_part {
             !is_local(first) && before.is_none_or(|origin| !origin.is_part)
         } else {
@@ -291,7 +314,7 @@ impl Checker<'_> {
         if !fits {
             return Err(wrong("no number that it knows".into()));
         }
-        self.origins.insert(value, Origin { of, is_part, exchanged_at: None });
+        self.origins.insert(value, Origin { of, is_part, is_on_first, ..Origin::default() });
         Ok(())
     }
 
@@ -345,12 +368,15 @@ impl Checker<'_> {
         }
         let mut found = node.clone();
         self.operands(&mut found, &strategy, &subject)?;
+        let is_on_first = matches!(strategy.gives, Layout::First(_));
         if strategy.special.is_none() {
             for edit in &strategy.edits {
                 let Edit::Divide { argument, item } = *edit else { continue };
                 let Some(place) = written(&mut found, &subject, argument, item) else { continue };
                 match self.origin(place) {
-                    Some(origin) if origin.is_part => *place = origin.of.clone(),
+                    Some(origin) if origin.is_part && origin.is_on_first == is_on_first => {
+                        *place = origin.of.clone();
+                    }
                     _ => return Err(self.number()),
                 }
             }
@@ -439,6 +465,7 @@ impl Checker<'_> {
                     Need::Whole => Held::Whole.to_string(),
                     Need::In(layout) => Held::from(*layout).to_string(),
                     Need::Rows(rows) => Held::Rows(*rows).to_string(),
+                    Need::Lent(rows) => Held::Lent(*rows).to_string(),
                     Need::Any => "finished".to_string(),
                 };
                 let found = held.to_string();

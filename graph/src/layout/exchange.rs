@@ -40,6 +40,20 @@ pub enum Exchange {
     FromExperts(Routed),
     /// Forward a gather of rows, backward gradients go to the devices that have the rows, and are added.
     FromExpertsSplit(Routed),
+    /// Forward the first device keeps all of so many rows and the others none, backward it sends the others its gradient.
+    ToFirst(u64),
+    /// Forward the first device sends the others all of so many rows, backward it keeps its gradient.
+    FromFirst(u64),
+    /// Forward the first device sends the others all of so many rows, backward it gets the sum of all gradients.
+    FromFirstSplit(u64),
+    /// Forward the first device gets all of so many rows of equal slices, backward it deals out the gradient.
+    Collect(u64),
+    /// Forward the first device deals out so many rows in equal slices, backward it gets the gradient of all.
+    Deal(u64),
+    /// Forward so many rows are zeros on all devices but the first, backward the first keeps its gradient.
+    FirstTerm(u64),
+    /// Devices without rows compute with a weight of so many rows that only the first has: they get sizes. Nothing is sent.
+    Lend(u64),
     /// Forward rows of others' experts become zeros, backward each device takes the rows of its experts.
     ExpertsTerm(Routed),
 }
@@ -76,6 +90,9 @@ impl Exchange {
         match self {
             Exchange::Copy | Exchange::Scatter(_) | Exchange::Once => None,
             Exchange::ToBands(_) | Exchange::ToExperts(_) | Exchange::ExpertsTerm(_) => None,
+            Exchange::ToFirst(_) | Exchange::FirstTerm(_) | Exchange::Lend(_) => None,
+            Exchange::FromFirst(_) | Exchange::FromFirstSplit(_) => Some(all_of_first(degree)),
+            Exchange::Collect(_) | Exchange::Deal(_) => Some(slices_of_first(degree)),
             Exchange::FromExperts(_) | Exchange::FromExpertsSplit(_) => Some(routed(degree)),
             Exchange::Rows(rows) => neighbours(rows, degree),
             Exchange::Reduce => Some(Collective::AllReduce),
@@ -91,6 +108,10 @@ impl Exchange {
         match self {
             Exchange::Reduce | Exchange::Gather(_) | Exchange::FromBands(_) | Exchange::Once => None,
             Exchange::FromExperts(_) | Exchange::ExpertsTerm(_) => None,
+            Exchange::FromFirst(_) | Exchange::FirstTerm(_) | Exchange::Lend(_) => None,
+            Exchange::ToFirst(_) => Some(all_of_first(degree)),
+            Exchange::FromFirstSplit(_) => Some(Collective::AllReduce),
+            Exchange::Collect(_) | Exchange::Deal(_) => Some(slices_of_first(degree)),
             Exchange::ToExperts(_) | Exchange::FromExpertsSplit(_) => Some(routed(degree)),
             Exchange::Rows(rows) => neighbours(rows, degree),
             Exchange::Copy => Some(Collective::AllReduce),
@@ -126,6 +147,19 @@ fn routed(degree: u64) -> Collective {
     Collective::Neighbours(Moved { total: degree * others, most: others, messages: others }, degree)
 }
 
+/// All rows as messages of the first device to each other one; its link is the busiest.
+fn all_of_first(degree: u64) -> Collective {
+    let others = degree - 1;
+    let total = degree * others;
+    Collective::Neighbours(Moved { total, most: total, messages: others }, degree)
+}
+
+/// An equal slice of each other device, to the first device or from there.
+fn slices_of_first(degree: u64) -> Collective {
+    let others = degree - 1;
+    Collective::Neighbours(Moved { total: others, most: others, messages: others }, degree)
+}
+
 fn neighbours(rows: Rows, degree: u64) -> Option<Collective> {
     let moved = rows.moved(degree);
     (moved.total > 0).then_some(Collective::Neighbours(moved, rows.from.size))
@@ -139,6 +173,12 @@ pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exc
         let mut steps = exchanges(from, Need::In(Layout::Bands(rows.from)), has_gradient)?;
         steps.push(Exchange::Rows(rows));
         return Some(steps);
+    }
+    if let Need::Lent(rows) = need {
+        return match from {
+            Layout::First(own) => (own == rows).then(|| vec![Exchange::Lend(rows)]),
+            other => exchanges(other, Need::Partial, has_gradient),
+        };
     }
     let is_partial = need == Need::Partial && has_gradient;
     let Some(to) = need.layout() else { return Some(Vec::new()) };
@@ -173,8 +213,22 @@ pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exc
         (Layout::Routed(from), Layout::Routed(to)) => {
             vec![Exchange::FromExperts(from), Exchange::ToExperts(to)]
         }
+        (Layout::First(from), Layout::First(to)) if from == to => Vec::new(),
+        (Layout::First(_), Layout::First(_)) => return None,
+        (Layout::Whole, Layout::First(rows)) => vec![Exchange::ToFirst(rows)],
+        (Layout::Sum, Layout::First(rows)) => vec![Exchange::Reduce, Exchange::ToFirst(rows)],
+        (Layout::Even(Slice { dim: 0, blocks: 1 }), Layout::First(rows)) => vec![Exchange::Collect(rows)],
+        (Layout::Even(from), Layout::First(rows)) => vec![Exchange::Gather(from), Exchange::ToFirst(rows)],
+        (Layout::First(rows), Layout::Whole) if is_partial => vec![Exchange::FromFirstSplit(rows)],
+        (Layout::First(rows), Layout::Whole) => vec![Exchange::FromFirst(rows)],
+        (Layout::First(rows), Layout::Even(Slice { dim: 0, blocks: 1 })) => vec![Exchange::Deal(rows)],
+        (Layout::First(rows), Layout::Even(to)) => vec![Exchange::FromFirst(rows), Exchange::Scatter(to)],
+        (Layout::First(rows), Layout::Sum) => vec![Exchange::FirstTerm(rows)],
+        // Rows of experts are on all devices.
+        (Layout::First(_), Layout::Routed(_)) | (Layout::Routed(_), Layout::First(_)) => return None,
         // Images lie in bands where nothing else is cut.
-        (Layout::Routed(_), Layout::Bands(_)) | (Layout::Bands(_), Layout::Routed(_)) => return None,
+        (Layout::Routed(_) | Layout::First(_), Layout::Bands(_)) => return None,
+        (Layout::Bands(_), Layout::Routed(_) | Layout::First(_)) => return None,
         // A slice of a value is not a term of a sum.
         (Layout::Even(_) | Layout::Bands(_), Layout::Sum) => return None,
         (Layout::Sum, Layout::Whole) if is_partial => vec![Exchange::Reduce, Exchange::Copy],

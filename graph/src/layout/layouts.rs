@@ -16,6 +16,8 @@ pub enum Layout {
     Bands(Bands),
     /// The rows that are routed to the device's experts; how many they are is known when the program runs.
     Routed(Routed),
+    /// All rows, of which there are so many, on the first device, and none on the others.
+    First(u64),
     /// A term of a sum that is the value.
     Sum,
 }
@@ -53,6 +55,7 @@ impl std::fmt::Display for Layout {
             Layout::Whole => f.write_str("whole"),
             Layout::Sum => f.write_str("a term of the sum"),
             Layout::Bands(Bands { dim, .. }) => write!(f, "in bands along {dim}"),
+            Layout::First(_) => f.write_str("on the first device alone"),
             Layout::Routed(_) => f.write_str("rows that are routed to experts"),
             Layout::Even(Slice { dim, blocks: 1 }) => write!(f, "cut along {dim}"),
             Layout::Even(Slice { dim, blocks }) => write!(f, "cut along {dim} in {blocks} blocks"),

@@ -6,6 +6,7 @@
 //! | [`Layout::Even`] | an equal slice of one dimension | the same slice |
 //! | [`Layout::Bands`] | some rows of an image, as even as can be | the same rows |
 //! | [`Layout::Routed`] | the rows that are routed to its experts | the same rows |
+//! | [`Layout::First`] | everything on the first device, no rows on the others | on the first device |
 //! | [`Layout::Sum`] | a term; the value is the sum of all | whole |
 //!
 //! An operator has [`Strategy`]s: which layout each operand must have, which the results then have. They follow from its row's

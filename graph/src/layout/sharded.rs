@@ -41,12 +41,14 @@ pub struct Sharded {
     pub degree: u64,
     /// The cuts of stored tensors.
     pub cuts: BTreeMap<TensorId, Slice>,
+    /// Stored tensors that the first device alone has, and how many rows they have; sizes are those on it.
+    pub on_first: BTreeMap<TensorId, u64>,
     /// Exchanges by their node in the new program.
     pub exchanges: BTreeMap<NodeId, Exchange>,
     /// The collectives inside operators, by node.
     pub inside: BTreeMap<NodeId, Inside>,
-    /// Values that are rows of a device's own experts, as many as are routed there.
-    pub routed: BTreeSet<ValueId>,
+    /// Values of which devices have unequal numbers of rows: those of their own experts, or all on the first device.
+    pub uneven: BTreeSet<ValueId>,
     /// For each operator of the whole program whether each device does a part of its work.
     pub is_split: Vec<bool>,
 }
@@ -180,7 +182,7 @@ pub fn sharded(program: &Program, look: &Look<'_>, choice: &Choice) -> Result<Sh
         out: Program { nodes: Vec::with_capacity(program.nodes.len() + 64), ..program.clone() },
         exchanges: BTreeMap::new(),
         inside: BTreeMap::new(),
-        routed: BTreeSet::new(),
+        uneven: BTreeSet::new(),
         recorded: Vec::new(),
         is_split: Vec::with_capacity(program.nodes.len()),
     };
@@ -209,7 +211,7 @@ struct Writer<'a> {
     out: Program,
     exchanges: BTreeMap<NodeId, Exchange>,
     inside: BTreeMap<NodeId, Inside>,
-    routed: BTreeSet<ValueId>,
+    uneven: BTreeSet<ValueId>,
     recorded: Vec<tracer::RecordedNode>,
     is_split: Vec<bool>,
 }
@@ -245,8 +247,8 @@ impl Writer<'_> {
         for value in &outputs {
             let is_cut = look.sizes(*value).is_some();
             self.layouts[value.index()] = if is_cut { strategy.gives } else { Layout::Whole };
-            if matches!(self.layouts[value.index()], Layout::Routed(_)) {
-                self.routed.insert(*value);
+            if matches!(self.layouts[value.index()], Layout::Routed(_) | Layout::First(_)) {
+                self.uneven.insert(*value);
             }
             self.out.values[value.index()].type_ =
                 local(&self.out.values[value.index()].type_, strategy.gives, look.degree);
@@ -334,7 +336,7 @@ impl Writer<'_> {
                     let call = node.call;
                     let Some(place) = written(node, subject, argument, item) else { continue };
                     let number = std::mem::take(place);
-                    let part = self.part(number, call, node.span);
+                    let part = self.part(number, call, node.span, strategy.gives);
                     *written(node, subject, argument, item).expect("it was there") = Operand::Value(part);
                 }
                 Edit::Set { argument, item, to } => {
@@ -436,8 +438,8 @@ impl Writer<'_> {
                     let id = NodeId(self.out.nodes.len() as u32);
                     let made = self.node(name, arguments, type_, before.call, before.span, about);
                     self.exchanges.insert(id, step);
-                    if matches!(step, Exchange::ToExperts(_)) {
-                        self.routed.insert(made);
+                    if matches!(step, Exchange::ToExperts(_) | Exchange::ToFirst(_) | Exchange::Collect(_)) {
+                        self.uneven.insert(made);
                     }
                     self.made.insert(key, made);
                     made
@@ -450,12 +452,16 @@ impl Writer<'_> {
     }
 
     /// Returns what one device has of a number.
-    fn part(&mut self, number: Operand, call: CallId, span: Span) -> ValueId {
-        let key = (format!("{number:?}"), call);
+    fn part(&mut self, number: Operand, call: CallId, span: Span, of: Layout) -> ValueId {
+        let name = match of {
+            Layout::First(_) => "shard_on_first",
+            _ if self.look.images.is_some() => "shard_rows",
+            _ => "shard_part",
+        };
+        let key = (format!("{name} {number:?}"), call);
         if let Some(known) = self.parts.get(&key) {
             return *known;
         }
-        let name = if self.look.images.is_some() { "shard_rows" } else { "shard_part" };
         let made = self.node(name, vec![number], Type::Int, call, span, "part");
         self.parts.insert(key, made);
         made
@@ -505,7 +511,7 @@ impl Writer<'_> {
     }
 
     fn finish(self, program: &Program, starts: &[u32], output: Operand) -> Sharded {
-        let Writer { look, choice, mut out, exchanges, inside, routed, recorded, is_split, instead, .. } =
+        let Writer { look, choice, mut out, exchanges, inside, uneven, recorded, is_split, instead, .. } =
             self;
         let replaced = |operand: &mut Operand| substitute_all(&instead, operand);
         for (index, node) in out.nodes.iter().enumerate() {
@@ -535,8 +541,11 @@ impl Writer<'_> {
             let is_whole = about.nodes.len() == program.nodes.len();
             about.nodes = if is_whole { recorded } else { Vec::new() };
         }
-        let mut cuts = BTreeMap::new();
+        let (mut cuts, mut on_first) = (BTreeMap::new(), BTreeMap::new());
         for (index, layout) in choice.tensors.iter().enumerate() {
+            if let Layout::First(rows) = *layout {
+                on_first.insert(TensorId(index as u32), rows);
+            }
             if let Layout::Even(slice) = *layout {
                 cuts.insert(TensorId(index as u32), slice);
                 let tensor = &mut out.tensors[index];
@@ -547,7 +556,7 @@ impl Writer<'_> {
                 tensor.strides = tracer::dense_strides(&tensor.shape);
             }
         }
-        Sharded { program: out, degree: look.degree, cuts, exchanges, inside, routed, is_split }
+        Sharded { program: out, degree: look.degree, cuts, on_first, exchanges, inside, uneven, is_split }
     }
 }
 
@@ -600,6 +609,13 @@ pub(super) fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'stat
         Exchange::ToBands(bands) => ("shard_to_bands", of_bands(bands), "band"),
         Exchange::FromBands(bands) => ("shard_from_bands", of_bands(bands), "whole"),
         Exchange::FromBandsSplit(bands) => ("shard_from_bands_split", of_bands(bands), "whole"),
+        Exchange::ToFirst(rows) => ("shard_to_first", vec![constant(rows as i64)], "first"),
+        Exchange::FromFirst(rows) => ("shard_from_first", vec![constant(rows as i64)], "whole"),
+        Exchange::FromFirstSplit(rows) => ("shard_from_first_split", vec![constant(rows as i64)], "whole"),
+        Exchange::Collect(rows) => ("shard_collect", vec![constant(rows as i64)], "first"),
+        Exchange::Deal(rows) => ("shard_deal", vec![constant(rows as i64)], "part"),
+        Exchange::FirstTerm(rows) => ("shard_first_term", vec![constant(rows as i64)], "term"),
+        Exchange::Lend(rows) => ("shard_lend", vec![constant(rows as i64)], "lent"),
         Exchange::ToExperts(routed) => ("shard_to_experts", of_experts(routed), "routed"),
         Exchange::FromExperts(routed) => ("shard_from_experts", of_experts(routed), "whole"),
         Exchange::FromExpertsSplit(routed) => ("shard_from_experts_split", of_experts(routed), "whole"),
@@ -690,6 +706,10 @@ pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special)
             let given = [take("input"), groups, take("weight"), take("bias"), eps];
             ("shard::shard_group_norm", given.into_iter().chain(along(bands)).collect())
         }
+        Special::DropoutOfFirst(rows) => (
+            "shard::shard_dropout_first",
+            vec![take("input"), take("p"), take("train"), ("rows", number(rows as i64))],
+        ),
         Special::Dropout(slice) => {
             let numbers = [("dim", number(slice.dim as i64)), ("blocks", number(slice.blocks as i64))];
             (
@@ -738,7 +758,8 @@ fn local_type(type_: &TensorType, gives: Layout, degree: u64) -> TensorType {
         Layout::Even(slice) => (slice.dim, degree),
         Layout::Bands(bands) => (bands.dim, degree),
         Layout::Routed(_) => (0, degree),
-        Layout::Whole | Layout::Sum => return type_,
+        // Sizes are those on the first device.
+        Layout::Whole | Layout::Sum | Layout::First(_) => return type_,
     };
     if let Some(size) = type_.shape.as_mut().and_then(|shape| shape.get_mut(dim)) {
         *size = size.div_ceil(parts);

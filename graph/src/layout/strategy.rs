@@ -33,6 +33,8 @@ pub enum Need {
     In(Layout),
     /// Rows of the device's own band, with a halo from its neighbours.
     Rows(Rows),
+    /// A weight of so many rows, with which the first device alone computes; it may lie there alone.
+    Lent(u64),
     /// Any layout will do.
     Any,
 }
@@ -105,6 +107,8 @@ pub enum Special {
     Dropout(super::Slice),
     /// The same of rows.
     DropoutOfBands(Bands),
+    /// Drops of so many rows that are on the first device; the others draw as many random numbers.
+    DropoutOfFirst(u64),
     /// Averages over all devices' rows.
     Norm {
         /// The bands of the operand.
@@ -126,7 +130,7 @@ impl Need {
     /// Returns the layout that an operand is converted to; `None` where any layout is accepted.
     pub fn layout(self) -> Option<Layout> {
         match self {
-            Need::Whole | Need::Partial => Some(Layout::Whole),
+            Need::Whole | Need::Partial | Need::Lent(_) => Some(Layout::Whole),
             Need::In(layout) => Some(layout),
             Need::Rows(rows) => Some(Layout::Bands(rows.from)),
             Need::Any => None,

@@ -21,6 +21,8 @@ pub struct Look<'g> {
     pub blocks: Vec<u64>,
     /// Set where images are cut into bands, and nothing else is cut.
     pub images: Option<Images>,
+    /// Set where work may be done on the first device alone.
+    pub on_first: bool,
     /// Rows that are routed to experts.
     routed: Vec<RoutedRows>,
     values: Vec<Fact>,
@@ -83,8 +85,16 @@ impl<'g> Look<'g> {
     pub fn new(graph: &'g ModelGraph, degree: u64) -> Self {
         let values = graph.values.iter().map(|value| value.fact.clone()).collect();
         let tensors = graph.tensors.iter().map(|tensor| Fact::Tensor(tensor.fact())).collect();
-        let mut look =
-            Self { graph, degree, blocks: vec![1], images: None, routed: Vec::new(), values, tensors };
+        let mut look = Self {
+            graph,
+            degree,
+            blocks: vec![1],
+            images: None,
+            on_first: false,
+            routed: Vec::new(),
+            values,
+            tensors,
+        };
         let mut found: std::collections::BTreeMap<u64, usize> = Default::default();
         for operator in &graph.operators {
             for blocks in super::rules::blocks_of(&look.subject(operator)) {

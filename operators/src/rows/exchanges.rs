@@ -26,6 +26,13 @@ pub(super) const ROWS: &[Operator] = rows! {
     shard_from_experts      Copy         SharedExperts -           -      -          -       -      -       -         -           -      -        [];
     shard_from_experts_split Copy        SharedExperts -           -      -          -       -      -       -         -           -      -        [];
     shard_experts_term      Copy         SharedExperts -           -      -          -       -      -       -         -           -      -        [];
+    shard_to_first          Copy     SharedFirst    -           -      -          -       -      -       -         -           -      -        [];
+    shard_from_first        Copy     SharedFirst    -           -      -          -       -      -       -         -           -      -        [];
+    shard_from_first_split  Copy     SharedFirst    -           -      -          -       -      -       -         -           -      -        [];
+    shard_collect           Copy     SharedFirst    -           -      -          -       -      -       -         -           -      -        [];
+    shard_deal              Copy     SharedFirst    -           -      -          -       -      -       -         -           -      -        [];
+    shard_first_term        Copy     SharedFirst    -           -      -          -       -      -       -         -           -      -        [];
+    shard_lend              View         Identity      -            -      -          View    -      -       -         -           -      -        [Cheap];
     shard_grouped_mm        Matmul       GroupedProduct GroupedFactors GroupedProduct - -    -      -       -         -           -      -        [];
     shard_window            Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
     shard_spread            Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
@@ -34,10 +41,12 @@ pub(super) const ROWS: &[Operator] = rows! {
     shard_counted           Elementwise  SharedRows    -            -      -          -       -      -       -         -           -      -        [];
     shard_weighed           Elementwise  Identity      -            -      -          -       -      -       -         -           -      -        [];
     shard_dropout_bands     Elementwise  Dropout       DropoutMask  -      -          -       -      -       -         -           -      -        [Random];
+    shard_dropout_first     Elementwise  Dropout       DropoutMask  -      -          -       -      -       -         -           -      -        [Random];
     shard_batch_norm        Norm         Norm          BatchNorm    -      BatchNorm  -       -      -       -         -           -      -        [];
     shard_group_norm        Norm         Norm          GroupNorm    -      GroupNorm  -       -      -       -         -           -      -        [];
     shard_rows              Plumbing     SharedNumber  -            -      -          -       Int    -       -         -           -      -        [Cheap NoGradient];
     shard_all_rows          Plumbing     SharedNumber  -            -      -          -       Int    -       -         -           -      -        [Cheap NoGradient];
+    shard_on_first          Plumbing     SharedNumber  -            -      -          -       Int    -       -         -           -      -        [Cheap NoGradient];
     shard_part              Plumbing     SharedNumber  -            -      -          -       Int    -       -         -           -      -        [Cheap NoGradient];
     shard_whole             Plumbing     SharedNumber  -            -      -          -       Int    -       -         -           -      -        [Cheap NoGradient];
 };

@@ -178,7 +178,15 @@ pub fn shared(answer: &PlanAnswer) -> String {
         Some(3) => format!("images in {} bands of columns, a device each", shared.degree),
         Some(dim) => format!("images in {} bands along dimension {dim}, a device each", shared.degree),
         None if shared.whole_weights => {
-            format!("samples or positions in {} parts, a device with all weights for each", shared.degree)
+            let weights = match &shared.on_first[..] {
+                [] => String::new(),
+                [one] => format!(" (`{one}` on the first device alone)"),
+                [one, rest @ ..] => format!(" (`{one}` and {} more on the first device alone)", rest.len()),
+            };
+            format!(
+                "samples or positions in {} parts, a device with all weights for each{weights}",
+                shared.degree
+            )
         }
         None => format!("each layer on {} devices", shared.degree),
     };

@@ -92,6 +92,10 @@ pub struct PlanArguments {
     /// as many as serve best [default: none]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub context_parallel: Option<Degree>,
+    /// With --context-parallel: calls that the first of these devices does alone, with weights that no other has: classifier for
+    /// AlexNet's dense layers, or auto for dense layers where that is faster [default: none]
+    #[arg(long, value_name = "CALLS", value_delimiter = ',')]
+    pub on_first: Vec<String>,
     /// Share of each device's memory that tensors may fill [default: what its type leaves; 0.9 for those of the catalogue]
     #[arg(long, value_name = "SHARE")]
     pub memory_fraction: Option<f64>,
@@ -374,6 +378,7 @@ impl PlanArguments {
             sequence_parallel: self.sequence_parallel.and_then(SequenceParallelArgument::asked),
             spatial: self.spatial.unwrap_or_default(),
             context_parallel: self.context_parallel.unwrap_or(Degree::Of(1)),
+            on_first: self.on_first.clone(),
             recompute: !self.no_recompute,
             offload: self.offload,
             effort: self.effort.into(),

@@ -42,6 +42,7 @@ pub(super) fn planned_by(
         sequence_parallel: None,
         spatial: Degree::Of(1),
         context_parallel: Degree::Of(1),
+        on_first: Vec::new(),
         ..request.clone()
     };
     let (asked, mut solved) = planned_alone(Subject::Model(&groups.own), &alone)?;

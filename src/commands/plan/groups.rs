@@ -40,10 +40,12 @@ impl Groups {
         let shared = own.shared.as_ref().expect("it is shared");
         let exchanged = shared.exchange_seconds(&own.graph, &request.cluster);
         let (seconds, bound) = shared.seconds;
+        let cuts = shared.named_cuts(whole.program());
         let answer = SharedAnswer {
             degree,
             bands: shared.bands.map(|dim| dim as u32),
             whole_weights: shared.bands.is_none() && shared.cuts.is_empty(),
+            on_first: cuts.iter().filter(|(_, cut)| cut.on_first).map(|(name, _)| name.clone()).collect(),
             split_flops: shared.split_share,
             exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count()
                 as u64,
@@ -52,7 +54,6 @@ impl Groups {
             proved: sharing::proved(shared.proof),
             tried: Vec::new(),
         };
-        let cuts = shared.named_cuts(whole.program());
         let exchange_bytes = shared.exchange_bytes(&own.graph);
         let all = request.cluster.clone();
         let sequence_parallel = way.sequence_parallel();

@@ -48,6 +48,8 @@ pub struct PlanRequest {
     pub spatial: Degree,
     /// How many devices have a part of each sequence.
     pub context_parallel: Degree,
+    /// Calls that the first of them does alone; `auto` for dense layers where that is faster.
+    pub on_first: Vec<String>,
     /// Activations may be computed again.
     pub recompute: bool,
     /// Activations may wait in host memory.

@@ -33,13 +33,17 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     let layers = Way::Layers(request.sequence_parallel);
     let ways = [
         (request.spatial, Way::Bands),
-        (request.context_parallel, Way::Positions),
+        (request.context_parallel, Way::Positions(&request.on_first)),
         (request.tensor_parallel, layers),
     ];
     let is_asked = |degree: Degree| !matches!(degree, Degree::IfNeeded | Degree::Of(1));
     if request.sequence_parallel.is_some() && !is_asked(request.tensor_parallel) {
         let message = "--sequence-parallel says how devices share layers, and no layers are to be shared";
         return Err(Failure::input(message).with_hint("add --tensor-parallel N, or auto").into());
+    }
+    if !request.on_first.is_empty() && !is_asked(request.context_parallel) {
+        let message = "--on-first says what the first of several devices does alone, and no samples are to be shared out";
+        return Err(Failure::input(message).with_hint("add --context-parallel N, or auto").into());
     }
     let mut asked = ways.into_iter().filter(|(degree, _)| is_asked(*degree));
     if let Some((degree, way)) = asked.next() {

@@ -271,7 +271,12 @@ def boxes_of(sizes, begin, end):
 
 
 def cut_part(sizes, shard, dim, blocks, values):
-    """Returns the part of a tensor that a shard has, of which a dimension is so many blocks, each of which is cut."""
+    """Returns the part of a tensor that a shard has, of which a dimension is so many blocks, each of which is cut.
+
+    Without blocks the first shard has all of it, and the others have nothing.
+    """
+    if blocks == 0:
+        return values if shard.rank == 0 else None
     length, boxes = values.shape[dim] // blocks, []
     for block in range(blocks):
         begin = [0] * values.dim()

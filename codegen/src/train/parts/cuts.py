@@ -13,12 +13,15 @@ class Cuts:
     """The cut tensors of a rank's stages. A tensor under two names is cut once."""
 
     def __init__(self, modules, manifest, is_sharded):
-        self.how = {}  # of a parameter or buffer: the stage's shard, the dimension that is cut, its blocks
+        # Of a parameter or buffer: the stage's shard, the dimension that is cut, its blocks, none where the first shard has all of it.
+        self.how, self.whole_sizes = {}, {}
         for stage, module in modules.items():
             about = manifest["stages"][stage % len(manifest["stages"])]
             tensors, cuts = tensors_of(module), about.get("cuts") or {}
             for name, (dim, blocks) in cuts.items() if is_sharded else ():
                 self.how[tensors[name]] = (module.shard, dim, blocks)
+                if blocks == 0:
+                    self.whole_sizes[tensors[name]] = module.shard.whole_sizes[name]
 
     def __contains__(self, tensor):
         return tensor in self.how
@@ -38,7 +41,7 @@ class Cuts:
         return shard.own(value, dim, blocks)
 
     def held(self, tensor, value):
-        """Returns what this rank has of a value like `tensor`, to be saved or filled: all of it, or a part."""
+        """Returns what this rank has of a value like `tensor`, to be saved or filled: all of it, a part, or nothing."""
         if tensor not in self.how:
             return value
         shard, dim, blocks = self.how[tensor]
@@ -46,8 +49,8 @@ class Cuts:
 
     def sizes(self, tensor):
         """Returns the sizes of the whole tensor."""
-        sizes = list(tensor.shape)
-        if tensor in self.how:
+        sizes = list(self.whole_sizes.get(tensor, tensor.shape))
+        if tensor in self.how and tensor not in self.whole_sizes:
             shard, dim, _ = self.how[tensor]
             sizes[dim] = shard.whole(sizes[dim])
         return sizes

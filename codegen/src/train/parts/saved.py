@@ -62,7 +62,8 @@ class Saved:
             numbers[held] = number + 1
             is_piece = self.update.is_shared and parameter in self.sync.pieces
             if owners.get(name, stage) == stage and (number % groups == group if is_piece else is_own(held, number, parameter)):
-                yield f"optimizer.{name}.{key}", self.update.held(parameter, key, value)
+                if (part := self.update.held(parameter, key, value)) is not None:
+                    yield f"optimizer.{name}.{key}", part
 
     def replica_of(self, held):
         """Returns the number of what is held here among all copies of its stage."""
@@ -104,7 +105,7 @@ class Saved:
                 what = f"it has `{name}` as {list(known[key].size)}, not {sizes}" if key in known else f"it lacks `{name}`"
                 sys.exit(f"{source} is no checkpoint of this model: {what}")
         states = self.update.begin_to_load(known)
-        read(wanted + [(key, target) for _, key, _, target in states], source)
+        read(wanted + [(key, target) for _, key, _, target in states if target is not None], source)
         about = torch.load(source / ABOUT, map_location="cpu", weights_only=True)
         self.start = about["step"]
         self.update.refresh()

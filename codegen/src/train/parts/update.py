@@ -185,7 +185,7 @@ class Update:
         return (found for found in self.values() if isinstance(found[4], torch.Tensor))
 
     def held(self, parameter, key, value):
-        """Returns what a value is of the whole parameter's: all of it, or a part."""
+        """Returns what a value is of the whole parameter's: all of it, a part, or nothing."""
         own = self.own(parameter)
         if not is_by_element(key, value, own):
             return value

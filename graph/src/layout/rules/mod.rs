@@ -6,6 +6,7 @@
 
 mod bands;
 mod elementwise;
+mod first;
 mod norms;
 mod products;
 mod views;
@@ -81,6 +82,9 @@ pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
         {
             all.push(strategy);
         }
+    }
+    if subject.look.on_first {
+        all.extend(first::strategies(subject, axes(subject)));
     }
     for (routed, rows) in subject.routed() {
         for strategy in by_expert(subject, routed, rows) {
