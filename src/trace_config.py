@@ -33,7 +33,7 @@ EXAMPLE_TOKENS = 128
 EXAMPLE_PIXELS = 224
 EXAMPLE_SAMPLES = 16_000
 EXAMPLE_FRAMES = 512
-# Patches of an image along each side, and pictures of a film, where a model is told of both; all alike, so that one range says it.
+# Patches of an image along each side, and pictures of a film, where a model is told of both: all alike, so one range says it.
 EXAMPLE_GRID = 8
 # No more guesses are tried.
 MOST_GUESSES = 24
