@@ -33,7 +33,7 @@ EXAMPLE_TOKENS = 128
 EXAMPLE_PIXELS = 224
 EXAMPLE_SAMPLES = 16_000
 EXAMPLE_FRAMES = 512
-# Patches of an image along each side, and pictures of a film, where a model is told of both; all alike, so that one range says it.
+# Patches of an image along each side, and pictures of a film, where a model is told of both: all alike, so one range says it.
 EXAMPLE_GRID = 8
 # No more guesses are tried.
 MOST_GUESSES = 24
@@ -50,6 +50,8 @@ def inputs_of_config(model):
     for names in guesses.arguments():
         ways = [[spec | {"name": name} for spec in guesses.of(name)] for name in names]
         missing = [name for name, way in zip(names, ways) if not way]
+        if missing and found:
+            continue
         if missing:
             raise Refused(
                 f"the config of {type(model).__name__} does not say how large {' and '.join(missing)} of its inputs may be",
@@ -89,10 +91,12 @@ class Guesses:
         beside = [name for part, name in TOWERS if hasattr(self.config, part) and name in self.known and not has_words]
         if self.main == "input_ids":
             names += [name for name in beside if name not in names]
+        # What a model may need though it has a default, as ViLT's image.
+        more = [[*names, name] for name in ("pixel_values", "encoder_hidden_states") if name in self.known and name not in names]
         decoder = [name for name in ("decoder_input_ids",) if name in self.known and name not in names]
         if self.config.is_encoder_decoder:
-            return [names + decoder, names] if decoder else [names]
-        return [names, names + decoder] if decoder else [names]
+            return [names + decoder, names, *more] if decoder else [names, *more]
+        return [names, names + decoder, *more] if decoder else [names, *more]
 
     def of(self, name):
         """Returns what one argument may be, the likeliest first; nothing where the config does not tell."""
@@ -209,10 +213,11 @@ class Guesses:
     def boxes(self, _):
         return [whole(0, 1000, 1, self.tokens(), 4), whole(1, 2, 1, self.tokens(), 4)]
 
-    def states(self, _):
+    def states(self, name):
         if self.has_grid:
             return self.patches("")
-        widths = [self.number(name) for name in ("d_model", "d_latents", "latent_dim", "hidden_size")]
+        first = ["encoder_hidden_size"] if name.startswith("encoder_") else []
+        widths = [self.number(key) for key in (*first, "d_model", "d_latents", "latent_dim", "hidden_size")]
         forms = [drawn(1, self.tokens(), wide) for wide in widths if wide]
         return forms + [drawn(1, wide, *more) for more in ((self.tokens(),), ()) for wide in widths if wide]
 
@@ -241,7 +246,7 @@ PATTERNS = (
     (r"merge_sizes$", Guesses.merges),
     (r"^past_|^future_", Guesses.series),
     (r"_masks?$", Guesses.mask),
-    (r"(^|_)ids$", Guesses.words),
+    (r"(^|_)ids$|^task_inputs$", Guesses.words),
     (r"pixel_values|images?$|^input$", Guesses.pixels),
     (r"^input_values$|audio_values$", Guesses.sound),
     (r"input_features$", Guesses.features),

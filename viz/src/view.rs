@@ -51,7 +51,7 @@ pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, Levels) {
     let deepest = |diagram: &Diagram| diagram.depths().into_iter().max().unwrap_or(0).clamp(1, DEEPEST);
     let is_whole = matches!(depth, Depth::At(depth) if depth >= deepest(&merged));
     let joined = if is_whole { merged } else { merge_only_children(&chains::join(diagram)) };
-    let folded = fold(&if is_whole { joined.clone() } else { closed::close_small(&joined) });
+    let folded = if is_whole { fold(&joined) } else { fold(&closed::close_small(&joined)) };
     let depths = folded.depths();
     // What stays closed is a level for whoever asks for one: the deepest shows it.
     let deepest =
