@@ -219,6 +219,7 @@ zoo-shards: .venv/ready
 	mkdir -p out/zoo-shards
 	.venv/bin/python -W ignore tests/oracle/sharded.py target/release/model-analyze out/zoo-shards --all --degrees 2,4
 	.venv/bin/python -W ignore tests/oracle/shard_training.py target/release/model-analyze out/zoo-shards --all
+	.venv/bin/python -W ignore tests/oracle/outside.py target/release/model-analyze out/zoo-shards
 
 # Slices of gradients by priority, beside a plain loop and buckets; with a slow link beside their simulation.
 zoo-priority: .venv/ready
