@@ -1,7 +1,7 @@
 //! Constant folding: how often a loop runs, and which branch a condition takes.
 //!
-//! Scripted code that was called from a trace counts its loops by `range(min([9223372036854775807, len(list)]))` and asks `x is
-//! None` before it does anything; both are constants once the arguments in the trace are known. A branch that only raises is a
+//! Scripted code that was called from a trace counts its loops by `range(min([9223372036854775807, len(list)]))` and asks
+//! `x is None` before it does anything; both are constants once the arguments in the trace are known. A branch that only raises is a
 //! check: the model goes on by the other branch, or not at all.
 
 use std::cell::Cell;

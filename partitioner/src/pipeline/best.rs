@@ -1,8 +1,8 @@
 //! The best pipeline over a list of states: stages take runs of devices, and the slowest stage is as fast as can be.
 //!
 //! The dynamic program of Narayanan et al. (PipeDream, SOSP 2019) with the formulas of `stage::score`, from the end of the model
-//! to its beginning: then the devices behind a stage, and with them its micro-batches in flight, are known. `A(i, m) = min over
-//! j, r of max(stage(i..j, r devices), A(j, m-r))`.
+//! to its beginning: then the devices behind a stage, and with them its micro-batches in flight, are known.
+//! `A(i, m) = min over j, r of max(stage(i..j, r devices), A(j, m-r))`.
 //!
 //! Cost: O(Q²·M²) stages at worst. An upper bound U prunes: of the ends j remain those where neither side has more work than its
 //! devices do in U or needs more memory than they have, and whose transfers take at most U. U is guessed from below and grows
@@ -399,7 +399,7 @@ impl<'a> Program<'a> {
         let start = self.borders[nth];
         let work = states.work[start];
         let own = self.layers.power[layer] - self.layers.power[rest];
-        // Prune: ends at which neither side has more work than it can do within the bound.
+        // Prune to the ends at which neither side has more work than it can do within the bound.
         let low = work.max(total - *smallest * self.layers.power[rest] * SLACK - 1e-12 * total);
         let first = self.work_at.partition_point(|&value| value < low).max(nth + 1);
         open.clear();
