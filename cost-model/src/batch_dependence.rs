@@ -3,8 +3,8 @@
 use graph::{Constant, ModelGraph};
 use operators::ShapeRule;
 
-/// Tells by value whether it depends on the batch: everything computed from the model's inputs, and of their sizes only the first. A table of
-/// positions, as long as a sentence, is the same for any batch.
+/// Tells for each value whether it depends on the batch: if it is computed from the model's inputs, of whose sizes only the first
+/// counts. A table of positions, as long as a sentence, is the same for any batch.
 pub(crate) fn depends_on_batch(graph: &ModelGraph) -> Vec<bool> {
     let mut depends = vec![false; graph.values.len()];
     for input in &graph.inputs {

@@ -1,13 +1,13 @@
 //! Cache reuse: the share of an operator's operands that the cache still holds.
 //!
-//! Profiles measure operators on operands that no cache holds, and again on operands that were just used. In a model
-//! both occur: an activation is read right after it was made, a weight was last read a whole step ago. What decides is
-//! how many bytes were moved in between (the reuse distance), compared with the last-level cache. O(operands).
+//! Profiles measure operators with operands in no cache, and again with operands that were just used. A model has both: an
+//! activation is read right after it was made, a weight was last read a whole step ago. The reuse distance, the bytes moved in
+//! between, decides, compared with the last-level cache. O(operands).
 //!
-//! A last cache of hundreds of MiB is the whole socket's, and slow: what "warm" means for a curve is then the core's own, and
-//! the last one saves and loses apart from it (timed on a Xeon with 480 MiB: sums run at 70–120 GB/s from the core's 2 MiB, at
-//! 26 from the last cache, at 17 from memory; a small sum takes 12 µs in a row, 33 to 52 after 2 to 32 MB of something else,
-//! and 66, 84 and 125 after 64, 128 and 256).
+//! A last cache of hundreds of MiB is shared by the socket, and slow: "warm" then means a core's own cache to a curve, and the
+//! last cache is counted apart (timed on a Xeon with 480 MiB: sums run at 70–120 GB/s from the core's 2 MiB, at 26 from the last
+//! cache, at 17 from memory; a small sum takes 12 µs in a row, 33 to 52 after 2 to 32 MB of other data, and 66, 84 and 125 after
+//! 64, 128 and 256).
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use graph::{ModelGraph, Operator, OperatorClass, OperatorCosts, StorageId};
 /// Bytes that the backward pass moves, relative to the forward pass.
 pub(crate) const BACKWARD: f64 = 2.0;
 
-/// Share of what is read that is found in the cache, by operator.
+/// Share of the bytes read that the cache holds, by operator.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Warmth {
     pub forward: Vec<f64>,

@@ -1,11 +1,11 @@
 //! Host overhead: the time that the host of an accelerator takes to call its operators.
 //!
-//! Calls are queued: a pass takes as long as its kernels, or as long as the host needs to call them, whichever is longer, and
-//! not their sum. Which it is, is decided for a whole pass: a queue that ran full behind long kernels hides many short calls.
-//! Where the host is slower, the excess is distributed over its calls, so that blocks still add up.
+//! Calls are queued: a pass takes as long as its kernels, or as long as the host needs to call them, whichever is longer, and not
+//! their sum. This is decided for a whole pass: a queue that ran full behind long kernels hides many short calls. If the host is
+//! slower, the excess is distributed over its calls, so that blocks still add up.
 //!
-//! A profile says what a call takes. Without one it is a figure of the catalogue: what PyTorch in eager mode took others, Python
-//! included.
+//! The time of a call is from the profile, or else from the catalogue: that of PyTorch in eager mode in published measurements,
+//! Python included.
 
 use graph::{ModelGraph, Operator, OperatorCosts};
 
@@ -16,19 +16,19 @@ use crate::{
     predict::{Prediction, TimeSource},
 };
 
-/// Seconds of a call where neither a profile nor the device's figures say. As of the A100's host in the catalogue: of newer ones
-/// no table is known, and this is too slow for them rather than too fast.
+/// Seconds of a call if neither a profile nor the device's figures tell. That of the A100's host in the catalogue: no table of
+/// newer hosts is known, and this is rather too slow for them than too fast.
 const UNKNOWN: f64 = 29e-6;
-/// Of calls that only look at memory in another way, relative to those that compute: no memory is asked for, nothing launched.
+/// Time of a view relative to a call that computes: it allocates and launches nothing.
 const VIEW: f64 = 0.25;
-/// Of a profile's calls, which are C++: wrappers and modules of Python come on top. Eager training steps beside the H200 took
-/// 26 µs a call (the half of fixtures/profiles/whole-h200 that set it; 24.5 the other). Two profiles on hosts of the same kind,
-/// where Python's calls took the same, say 10.8 and 6.5: the middle of the two ratios.
+/// Time of a call in a model relative to a profile's, which is C++: Python's wrappers and modules come on top. Eager training
+/// steps on the H200 took 26 µs a call (the half of fixtures/profiles/whole-h200 that set it; 24.5 the other). Two profiles on
+/// hosts of the same kind, with equal Python calls, give 10.8 and 6.5 µs: this is the middle of the two ratios.
 const PYTHON: f64 = 3.1;
-/// Of the way back through a recorded call, relative to the call: no Python, but more kernels, sums and casts. Of the same half:
-/// 0.84 to 1.5; of the other 1.0 to 1.5.
+/// Time of the backward pass through a recorded call, relative to the call: no Python, but more kernels, sums and casts. Of the
+/// same half: 0.84 to 1.5; of the other 1.0 to 1.5.
 const GRADIENT: f64 = 1.2;
-/// The hosts of others are faster and slower.
+/// Other hosts are faster and slower.
 const BAND: (f64, f64) = (0.4, 1.5);
 
 /// Host overhead of one call, forward and backward.
@@ -51,7 +51,7 @@ impl Calls {
     }
 }
 
-/// Makes the passes of a model as long as the host needs for them, where that is longer than the device does.
+/// Makes the passes of a model at least as long as the host needs for them.
 pub(crate) fn bound(
     graph: &ModelGraph,
     costs: &OperatorCosts,
@@ -107,7 +107,7 @@ pub(crate) fn bound(
     }
 }
 
-/// Returns the share of the host's time that the device does not work through.
+/// Returns the host's excess over the device, as a share of the host's time.
 fn left_over(host: f64, device: f64) -> f64 {
     if host > device { 1.0 - device / host } else { 0.0 }
 }

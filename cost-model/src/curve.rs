@@ -1,9 +1,9 @@
 //! A fitted curve: `time = anchor × exp(correction)`, with a band.
 //!
 //! The anchor is a sum of physical terms with coefficients that are not negative. The correction is a polynomial of
-//! degree two at most in terms that saturate. A gate closes as a shape leaves the fitted range: first the quadratic part
-//! goes, then the linear one, and what is left is the anchor times the usual residual of operators as long, which grows
-//! like the roofline.
+//! degree two at most in terms that saturate. A gate closes as a shape leaves the fitted range: first the quadratic part goes,
+//! then the linear one; the rest is the anchor times the median residual of operators of that length, which grows like the
+//! roofline.
 
 use std::ops::Range;
 
@@ -32,9 +32,9 @@ pub struct Beside {
 /// Seconds saved for each byte that is read from a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Warm {
-    /// In the cache that the device's figures name.
+    /// In the device's cache by its figures.
     pub near: f64,
-    /// In the last cache of a processor, where that is another.
+    /// In a processor's last cache, if that is another.
     pub far: f64,
 }
 
@@ -57,9 +57,9 @@ pub struct Curve {
     pub(crate) machine: Machine,
     /// Coefficients of [`terms::anchor`].
     pub(crate) anchor: Vec<f64>,
-    /// No prediction is shorter.
+    /// Lower bound of every prediction.
     pub(crate) least: f64,
-    /// A launch behind which shorter work hides; 0 when launches add.
+    /// Launch time behind which shorter work hides; 0 if launch and work add.
     pub(crate) hidden: f64,
     /// The shortest time that occurs: what launching costs.
     pub(crate) floor: f64,
@@ -93,7 +93,7 @@ pub(crate) struct Correction {
     pub quadratic: Linear,
     /// When to trust them.
     pub gate: Option<Gate>,
-    /// The correction stays within.
+    /// Limits of the correction.
     pub clip: (f64, f64),
 }
 
@@ -111,8 +111,7 @@ impl Usual {
     }
 }
 
-/// Finds the knots on both sides of a place and how far it is from the first to the second; the last one stands for all
-/// beyond it.
+/// Returns the knots on both sides of a place, and the place's share of the way between them; beyond the last knot, that one.
 fn between<T>(knots: &[T], at: impl Fn(&T) -> f64, place: f64) -> Option<(&T, &T, f64)> {
     let after = knots.partition_point(|knot| at(knot) < place);
     let (low, high) = (knots.get(after.saturating_sub(1))?, &knots[after.min(knots.len() - 1)]);
@@ -123,8 +122,8 @@ fn between<T>(knots: &[T], at: impl Fn(&T) -> f64, place: f64) -> Option<(&T, &T
 /// Leverage: the distance of a shape from the fitted ones.
 ///
 /// The leverage of `x` is `|L⁻¹(x − mean)|²` with the lower factor `L` of `XᵀX + λI`, where `x` are the logarithms of the
-/// sizes and their products. Sizes know no bound: a shape outside the fitted range is far in them at once. The terms of
-/// the correction would say the same, with forty times the numbers.
+/// sizes and their products. Sizes are unbounded, so a shape outside the fitted range is far in them at once. The terms of the
+/// correction would tell the same with forty times the numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Gate {
     /// Mean and deviation of the logarithm of each size.
@@ -144,7 +143,7 @@ impl Gate {
     }
 }
 
-/// Returns what a gate looks at.
+/// Returns the terms of the leverage.
 pub(crate) fn gate_terms(logs: &[f64], sizes: &[(f64, f64)]) -> Vec<f64> {
     let z: Vec<f64> = logs.iter().zip(sizes).map(|(log, (mean, scale))| (log - mean) / scale).collect();
     let mut x = Vec::new();
@@ -182,10 +181,11 @@ impl Curve {
         Estimate { seconds, p10: seconds * low.exp(), p90: seconds * high.exp(), trust }
     }
 
-    /// Predicts what an accelerator itself takes for a call in a queue of calls, without what a single one waits for its host.
+    /// Predicts an accelerator's own time for a call in a queue, without the wait of a single call for its host.
     ///
-    /// Others time single calls: whatever is shorter than a launch from Python takes as long as that, 25 to 100 µs. Near that
-    /// floor the time is the anchor's without its launch, at twice the floor it is the measured one; in between both count.
+    /// Published profiles time single calls: any shorter than a launch from Python takes as long as that, 25 to 100 µs. Near that
+    /// floor the prediction is the anchor without its launch, from twice the floor on it is the measured time; in between, a
+    /// mixture.
     pub(crate) fn predict_queued(&self, work: &Work) -> Estimate {
         let (anchor, kernel) = self.times(work);
         let (correction, trust) = self.correct(work, kernel, anchor.ln());
@@ -196,7 +196,7 @@ impl Curve {
         let short = (launch + (kernel - host).max(work.roofline(&self.machine))).min(long);
         let share = (single / self.floor - 1.0).clamp(0.0, 1.0);
         let seconds = share * long + (1.0 - share) * short;
-        // What the floor hides was not measured.
+        // Work below the floor was not measured.
         let hidden = 1.0 - short / long;
         let trust = trust * (1.0 - hidden * (1.0 - share));
         let (low, high) = self.band.at(single.ln(), trust);
@@ -216,21 +216,20 @@ impl Curve {
         Estimate { seconds: cold.seconds * left, p10: cold.p10 * left, p90: cold.p90 * left, ..cold }
     }
 
-    /// Returns the seconds that are added where the caches lost these shares of a call's code and of the memory that it
-    /// is given, if that was measured.
+    /// Returns the seconds added to a call if the caches lost these shares of its code and of the memory it is given; `None` if
+    /// that was not measured.
     pub(crate) fn flushed(&self, work: &Work, code: f64, memory: f64) -> Option<f64> {
         self.flushed.map(|flushed| flushed.call * code + flushed.byte * self.held(work) * memory)
     }
 
-    /// Returns how many of the bytes that are moved a cache could hold: of more than it has room for the first are gone
-    /// before the call ends.
+    /// Returns how many of the bytes moved a cache can hold: of more than its size, the first are evicted before the call ends.
     fn held(&self, work: &Work) -> f64 {
         let bytes = work.bytes();
         bytes * (1.0 - bytes / self.machine.last_cache).max(0.0)
     }
 
-    /// Returns the seconds that a byte of fresh memory costs, where that was found: no page is cleared sooner than its bytes
-    /// are written, and a smaller coefficient is what other terms left over.
+    /// Returns the seconds that a byte of fresh memory costs, if found: clearing a page takes no less than writing it, and a
+    /// smaller coefficient is a residue of other terms.
     pub(crate) fn fresh(&self) -> Option<f64> {
         let found = self.anchor.get(terms::FRESH).filter(|_| self.machine.is_processor()).copied();
         let found = found.filter(|coefficient| *coefficient >= 1.0);
@@ -260,7 +259,7 @@ impl Curve {
             for Beside { work, seconds, other } in pairs {
                 if sizes.contains(&work.bytes()) {
                     let read = (work.read_a + work.read_b) / seconds;
-                    // Rows that the share's limit cuts off say no more than that.
+                    // Beyond the limit of the share, rows tell no more.
                     above += read * ((seconds - other) / seconds).clamp(0.0, MOST_SAVED);
                     below += read * read;
                 }
@@ -335,8 +334,8 @@ impl Correction {
     }
 }
 
-/// Mixes corrections by how far a shape is out, in units of the leverage from which trust falls, and by how far the
-/// logarithm of its time is beyond the reach; returns the trust as well.
+/// Mixes corrections by how far a shape is outside, in units of the leverage from which trust falls, and by how far the logarithm
+/// of its time is beyond the reach; returns the trust as well.
 pub(crate) fn mixed(quadratic: f64, linear: f64, usual: f64, leverage: f64, beyond: f64) -> (f64, f64) {
     // Twice the reach leaves half of the trust.
     let trust = (-(leverage - 1.0).max(0.0) - beyond.max(0.0)).exp();
@@ -352,7 +351,7 @@ pub(crate) fn expand(z: &[f64], out: &mut Vec<f64>) {
     }
 }
 
-/// Sums the anchor's terms and holds the sum above what no kernel can undercut.
+/// Sums the anchor's terms; no less than the shortest time of a kernel.
 pub(crate) fn anchor_time(
     coefficients: &[f64],
     terms: &[f64],

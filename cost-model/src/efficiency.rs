@@ -7,12 +7,12 @@
 //! The figures are medians over the large operators of public timings, rounded: NeuSight's (float32 on P100, V100, T4, P4, L4,
 //! A100, H100: products, 3 × 3 convolutions, element-wise operators, softmax, layer norm), NVIDIA's aiconfigurator (bfloat16
 //! products on A100, attention on H200), DeepBench (convolutions and their gradients on V100 and T4). What those are silent or
-//! far apart about was set by whole models, those of `fixtures/published`: pools, batch norms, batched products, convolutions
-//! of 1 × 1, of groups and of single channels, gradients of convolutions. (A fit of all figures to
-//! whole models in five folds by family is off by 8 to 11 % on families left out, these figures by 7 to 14.) What a device does
-//! differently from others are two figures of its own, in the catalogue. Bands are
-//! the 10 % and 90 % quantiles of measured over predicted over all those devices, so that what a device nobody timed does
-//! differently is in them; of sorts without such timings they are those of the nearest.
+//! products on A100, attention on H200), DeepBench (convolutions and their gradients on V100 and T4). Where these have no rows or
+//! disagree, whole models set the figures, those of `fixtures/published`: pools, batch norms, batched products, convolutions of 1
+//! × 1, of groups and of single channels, gradients of convolutions. (A fit of all figures to whole models in five folds by
+//! family is off by 8 to 11 % on families left out, these figures by 7 to 14.) Two figures in the catalogue are a device's own.
+//! Bands are the 10 % and 90 % quantiles of measured over predicted over all those devices, so that they include the differences
+//! between devices; sorts without such timings have the bands of the nearest sort.
 
 use std::ops::RangeInclusive;
 
@@ -94,7 +94,7 @@ impl Sort {
         Self::of(class, kernel_of_kind(kind), Some(size))
     }
 
-    /// Returns the peak that counts.
+    /// Returns the peak rate that applies.
     pub fn peak(self, device: &DeviceType, machine: &Machine) -> f64 {
         match self {
             Self::Depthwise => Machine::of(device, "float32").peak,
@@ -132,7 +132,7 @@ impl Sort {
     }
 }
 
-/// Returns how many times longer a sort of kernels takes in a training run than by itself, as profiles and data sheets have it.
+/// Returns how many times longer a sort of kernels takes in a training run than alone, by profiles and data sheets.
 pub(crate) fn in_a_run(device: &DeviceType, sort: Sort, dtype: &str) -> f64 {
     let is_narrow = !matches!(dtype, "float64" | "float32");
     let is_on_tensor_cores = sort.is_product() && sort != Sort::Depthwise && is_narrow;
@@ -164,17 +164,17 @@ pub(crate) fn estimate(device: &DeviceType, kind: &str, work: &Work, machine: &M
 /// The efficiency of a sort of kernels on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Use {
-    /// Seconds for each that the peak rate promises.
+    /// Seconds for each second by the peak rate.
     arithmetic: f64,
-    /// Seconds for each that the memory's bandwidth promises.
+    /// Seconds for each second by the memory's bandwidth.
     traffic: f64,
-    /// The same for each pass of a gradient, over what the forward pass moves.
+    /// The same for each pass of a gradient, relative to the forward pass's traffic.
     gradient: f64,
     /// Ends of the band, relative to the time.
     pub band: (f64, f64),
     /// The same for gradients.
     pub gradient_band: (f64, f64),
-    /// Whether parts add up.
+    /// Whether the parts add up, or the longest counts.
     adds: bool,
 }
 
@@ -192,12 +192,12 @@ impl Use {
     }
 }
 
-/// Time of plain copies relative to what the bandwidth promises, of GPUs that do not say: what those without stacked memory do.
+/// Time of plain copies relative to the bandwidth, for GPUs without a figure: that of GPUs without stacked memory.
 const COPIES: f64 = 1.25;
 /// The same of processors.
 const PROCESSOR_COPIES: f64 = 1.67;
 
-/// Says how a device runs a sort of kernels.
+/// Returns how a device runs a sort of kernels.
 pub(crate) fn of(device: &DeviceType, sort: Sort) -> Use {
     let products = device.product_slowdown.unwrap_or(1.0);
     if host::is_processor(device.architecture.as_deref()) {

@@ -1,7 +1,7 @@
 //! A predicted time with its band, and sums of such times.
 
-/// Correlation of the errors of two operators in one model: they share the device and the kernels' authors. With the
-/// shape of both independent it would be 0; the same kind of mistake everywhere would be 1.
+/// Correlation of the errors of two operators in one model, which share the device and the kernels' authors: 0 if errors depend
+/// on the shape alone, 1 if all operators are off alike.
 const CORRELATION: f64 = 0.5;
 
 /// A predicted time with its band.
@@ -23,13 +23,13 @@ impl Estimate {
         Self { seconds, p10: seconds, p90: seconds, trust: 1.0 }
     }
 
-    /// Makes an estimate whose band is this much of it, of what no size lies outside.
+    /// Makes an estimate with a band relative to it, as for a size inside the fitted range.
     pub(crate) fn about(seconds: f64, band: (f64, f64)) -> Self {
         Self { seconds, p10: seconds * band.0, p90: seconds * band.1, trust: 1.0 }
     }
 
-    /// Widens the band by what the same operator takes in another session, and in a model instead of by itself: clocks,
-    /// allocations and neighbours differ, which rows of one session do not tell.
+    /// Widens the band by the variation between sessions, and between a model and a single operator: clocks, allocations and
+    /// neighbours differ, which rows of one session do not show.
     ///
     /// (NeuSight's products and sums on P100, V100, T4 and A100, those of random sizes against those of models: whole sets
     /// differ by −8 to +11 %. The same operators in its models differ by 6 to 20 % from those by themselves.)
@@ -50,8 +50,8 @@ impl Estimate {
         Self { seconds: seconds * factor, p10: p10 * factor, p90: p90 * factor, trust }
     }
 
-    /// Returns what all gradients of a kernel take longer than that of its input, given the time of the others alone, where
-    /// one pass gives all of them.
+    /// Returns by how much all gradients of a kernel in one pass take longer than the input gradient, given the time of the
+    /// others alone.
     pub(crate) fn beside(self, input: Self) -> Self {
         let left = (1.0 - input.seconds / self.seconds.max(f64::MIN_POSITIVE)).max(0.0);
         Self { seconds: self.seconds * left, p10: self.p10 * left, p90: self.p90 * left, ..self }

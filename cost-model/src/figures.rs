@@ -1,7 +1,7 @@
 //! Figures of a device that is not in the catalogue, estimated from its profile.
 //!
-//! A curve's coefficients are shares of a device's rates, so these need not be those of a data sheet: what the rows reach
-//! at best is a scale as good. Where rows do not tell, the profile's header does, or the figure is left out.
+//! A curve's coefficients are shares of a device's rates, so any scale will do in place of the data sheet's: the best rates among
+//! the rows. If rows do not tell, the profile's header does, or the figure is left out.
 
 use indexmap::IndexMap;
 use schema::{
@@ -15,9 +15,9 @@ use crate::{
     work::{Work, element_bytes},
 };
 
-/// The share of rows that are slower than what counts as the best: a few times are always too short.
+/// Quantile of the rates that counts as the best: a few times are always too short.
 const BEST: f64 = 0.99;
-/// With fewer rows of one sort others are asked as well.
+/// With fewer rows of one sort, other sorts count as well.
 const ENOUGH: usize = 20;
 /// Kinds that do little but move what they read and write, each byte once.
 const PLAIN: [&str; 4] = [kinds::COPY, kinds::ADD, kinds::MUL, kinds::RELU];
@@ -27,8 +27,7 @@ const LARGEST_CACHE: u64 = 64 << 20;
 /// Rates beyond are of no device: such times are not in seconds.
 const POSSIBLE: std::ops::RangeInclusive<f64> = 1.0..=1e24;
 
-/// Finds the figures of a device by the rows that were measured on it; nothing when there are none, or when what they reach
-/// is of no device.
+/// Estimates the figures of a device from its rows; `None` if there are none, or if their rates are impossible.
 pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
     let rows = || profile.rows.iter().filter(|row| row.device == device && !row.is_block());
     let hardware = &profile.hardware;
@@ -45,7 +44,7 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
     }
     let peak = dtypes.into_iter().filter_map(|dtype| {
         let of_type = || rows().filter(|row| row.dtype == dtype);
-        // Some convolutions do with fewer operations than they are said to have.
+        // Some convolution algorithms need fewer operations than are counted.
         let products = of_type().filter(|row| matches!(row.size, WorkSize::Product { .. })).map(flops_rate);
         let dense = of_type().filter(|row| {
             !matches!(row.size, WorkSize::Rows { .. } | WorkSize::Channels { .. } | WorkSize::Table { .. })
@@ -104,8 +103,8 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
     })
 }
 
-/// Adds the devices of a profile that are unknown, with figures estimated from its rows; returns their names, and what
-/// was perhaps meant.
+/// Adds the unknown devices of a profile, with figures estimated from its rows; returns their names, with similar names of known
+/// devices.
 pub fn add_measured(profile: &Profile, own: &mut IndexMap<String, DeviceType>) -> Vec<UnknownDevice> {
     let mut added = Vec::new();
     let mut last = "";

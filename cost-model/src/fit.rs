@@ -2,13 +2,13 @@
 //!
 //! 1. Anchor: non-negative least squares of the relative error, so that small and large operators count alike. The
 //!    launch either adds to the work or hides it, as when the host is slower than the kernel; the better form is kept.
-//!    Kinds that were only measured in caches learn of the memory from the data sheet, see [`memory`].
+//!    Kinds that were only measured in caches get the memory's bandwidth from the data sheet, see [`memory`].
 //! 2. Correction: ridge regression of `ln(time / anchor)` on a polynomial of bounded terms. Degree and λ are those
 //!    with the least held-out error in five folds; iterated reweighting (Holland and Welsch, 1977) brings the squared
 //!    error of logarithms to the absolute relative one, and takes the force from outliers.
-//! 3. How the curve goes on beyond the rows is chosen by the largest of them, see `fit/extrapolation.rs`.
-//! 4. Gate, clip and band come from the same rows: leverage, residuals, held-out residuals. Beyond the rows the band widens
-//!    as the same trial says.
+//! 3. The extrapolation is chosen by the largest rows, see `fit/extrapolation.rs`.
+//! 4. Gate, clip and band come from the same rows: leverage, residuals, held-out residuals. Beyond the rows the band widens by
+//!    the errors of the same trial.
 //!
 //! O(n·p²) for p ≤ 350 terms. What linfa gives is used for the final ridge fit, see [`crate::ridge`]; it has no
 //! non-negative least squares, no polynomial features, no weights and no cross-validated λ, so these stand here.
@@ -33,21 +33,21 @@ use crate::{
 pub const MIN_ROWS: usize = 20;
 /// Rows beyond which the curve no longer changes; more are thinned out evenly.
 const MAX_ROWS: usize = 8_000;
-/// Fewer rows do not tell one tile from another, only the best of them.
+/// With fewer rows only the best tile is fitted, and not each.
 const TILE_ROWS: usize = 100;
 const FOLDS: usize = 5;
 /// Rounds of reweighting, each of which must lower the held-out error.
 const ROUNDS: usize = 4;
-/// Degree two may raise the held-out error to this share: folds are too few to tell less, and further rows know it better.
+/// Degree two is kept if the held-out error rises by no more than this factor: a few folds cannot tell less, and it gains from
+/// further rows.
 const WORTH: f64 = 1.02;
-/// Terms of degree two are fitted as so much of themselves: the same λ then holds them back four times as strongly as those
-/// of degree one, of which there are few.
+/// Factor on terms of degree two: the same λ then restrains them four times as strongly as those of degree one, which are few.
 const BENT: f64 = 0.5;
-/// Parts of the rows, by length, of each of which the usual miss is told.
+/// Parts of the rows by length, each with a median residual.
 const KNOTS: usize = 3;
 /// Powers of ten that are tried as λ, before those between.
 const EXPONENTS: [f64; 7] = [-2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0];
-/// Rounds of telling launches from work.
+/// Rounds that tell hidden launches from work.
 const HIDING_ROUNDS: usize = 6;
 
 /// A measured operator.
@@ -141,12 +141,12 @@ pub fn fit(samples: &[Sample], machine: &Machine) -> Result<(Curve, Validation),
     Ok((curve, validation))
 }
 
-/// Hyperparameters that are chosen on the larger rows.
+/// Hyperparameters, chosen by the larger rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Choice {
     /// The weight of long operators in the anchor.
     favour: f64,
-    /// Whether the correction knows how long very long sums are.
+    /// Whether the correction has a term for the length of very long sums.
     is_long: bool,
 }
 
@@ -193,7 +193,7 @@ impl Base {
         samples.iter().zip(rows).map(terms).collect()
     }
 
-    /// Finds what the anchor misses, and standardises the terms that the correction is to be made of.
+    /// Returns the residuals of the anchor, and the standardised terms of the correction.
     fn corrected(
         &self,
         samples: &[Sample],
@@ -279,7 +279,7 @@ fn relative_nnls(rows: &[Vec<f64>], samples: &[Sample], chosen: &[usize], favour
     nnls(relative.view(), weights.view())
 }
 
-/// The polynomial that held-out rows asked for.
+/// The polynomial with the least held-out error.
 struct Chosen {
     is_quadratic: bool,
     lambda: f64,
@@ -288,7 +288,7 @@ struct Chosen {
     linear: (f64, Array1<f64>),
 }
 
-/// Finds the median of what anchors of about the same length miss.
+/// Returns the median residual of anchors by length.
 fn usual(anchors: &[f64], misses: &Array1<f64>, most: usize) -> Usual {
     let mut points: Vec<(f64, f64)> =
         anchors.iter().zip(misses).map(|(anchor, miss)| (anchor.ln(), *miss)).collect();
@@ -300,7 +300,7 @@ fn usual(anchors: &[f64], misses: &Array1<f64>, most: usize) -> Usual {
     Usual(knots.collect())
 }
 
-/// Returns what the correction stays within.
+/// Returns the limits of the correction.
 fn clip(misses: &Array1<f64>) -> (f64, f64) {
     let sorted = sort(misses.iter().copied());
     (quantile(&sorted, 0.005), quantile(&sorted, 0.995))
@@ -317,7 +317,7 @@ fn parts(points: &[(f64, f64)], every: usize, most: usize) -> impl Iterator<Item
     (0..n).map(move |i| &points[i * points.len() / n..(i + 1) * points.len() / n])
 }
 
-/// Fits both degrees and keeps what held-out rows ask for; nothing when `usual` is as good.
+/// Fits both degrees and keeps those that lower the held-out error; `None` if `usual` is as good.
 fn fit_correction(
     correction: &mut Correction,
     standardised: &[Vec<f64>],
@@ -369,14 +369,14 @@ struct Unseen {
     fold: usize,
     /// Prediction.
     seconds: f64,
-    /// Logarithm of what it misses.
+    /// Residual, as a logarithm.
     miss: f64,
-    /// The same for the anchor with its usual correction alone.
+    /// Residual of the anchor with the median correction alone.
     anchor_miss: f64,
 }
 
 /// Fits anchor and correction to all folds but one, in turn, and predicts that one: degree, λ and weights are those of
-/// all rows, everything else is not. Where a band comes from, no row may have been seen.
+/// all rows, all else is fitted anew. For the band no row may have been seen.
 fn unseen(
     samples: &[Sample],
     rows: &[Vec<f64>],
@@ -423,7 +423,7 @@ fn unseen(
 
 struct Fitted {
     linear: Linear,
-    /// Of held-out rows.
+    /// Held-out error.
     error: f64,
     lambda: f64,
     weights: Array1<f64>,
@@ -534,7 +534,7 @@ fn standard(bounded: &[Vec<f64>]) -> Correction {
     Correction { means, scales, ranges, ..Correction::default() }
 }
 
-/// Finds the quantiles of what rows of these folds miss, by predicted time.
+/// Returns the quantiles of the residuals of some folds, by predicted time.
 fn band(unseen: &[Unseen], folds: impl Fn(usize) -> bool) -> Band {
     let mut points: Vec<(f64, f64)> =
         unseen.iter().filter(|row| folds(row.fold)).map(|row| (row.seconds.ln(), row.miss)).collect();

@@ -1,7 +1,7 @@
 //! Rows of a profile that one curve describes: the same kind, data type, phase and device.
 //!
-//! On a processor some convolutions are not oneDNN's: libtorch computes them by itself, and on some processors at half the
-//! rate. They are a kind of their own here, where there are enough of both.
+//! On a processor libtorch computes some convolutions itself instead of calling oneDNN, on some processors at half the rate. They
+//! are a kind of their own here, if there are enough rows of both.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! What only processors need: registers that channels are padded to, code and memory that caches lose between two calls, memory that
-//! the kernel clears, and calls that nothing runs beside.
+//! Terms that only processors need: registers that channels are padded to, code and memory that caches lose between two calls,
+//! memory that the kernel clears, and calls that nothing runs beside.
 //!
 //! The other files of the crate use this one alone; its parts are private, and `tests/layers.rs` holds that none of the others looks
 //! into a [`Host`]. The caches of operands are not here: accelerators have them, too.

@@ -1,4 +1,4 @@
-//! Lower bounds: what no plan beats. `docs/bounds.md` derives them.
+//! Lower bounds of the step: times that no plan beats. `docs/bounds.md` derives them.
 
 pub(crate) mod crossing;
 pub(crate) mod feasible_step;

@@ -1,7 +1,7 @@
-//! The cuts of a model with what was found of them: states, lower bounds and best pipelines, for all questions about it.
+//! The cuts of a model with all tables about them: states, lower bounds and best pipelines, for all questions about it.
 //!
-//! States and traffic depend on blocks, values and whether activations may be offloaded; not on machines, strategies or micro-batches,
-//! which change from question to question. Caches are keyed by all else that an answer depends on.
+//! States and traffic depend on blocks, values and whether activations may be offloaded; not on machines, strategies or
+//! micro-batches, which change between questions. Memo tables are keyed by all else that an answer depends on.
 
 use std::{
     cell::{Cell, OnceCell},
@@ -13,23 +13,23 @@ use crate::{
     pipeline::cache::PipelineCache, stage::memory_plan::MemoryPlans,
 };
 
-/// The cuts of a model, and what was found of them.
+/// The cuts of a model, with memo tables.
 pub struct CutSpace {
     /// All ideals where there are few, the problem's own order otherwise.
     pub(crate) states: States,
-    /// Whether all cuts of the model are among them.
+    /// Whether the states include all cuts of the model.
     pub(crate) is_complete: bool,
     /// Whether the problem's own order is the only one.
     pub(crate) is_chain: bool,
-    /// The problem's own order, where the states are others.
+    /// The problem's own order, if the states are not those of this order.
     line: OnceCell<States>,
     /// The bound from traffic across cuts; made on first use.
     crossing_bound: OnceCell<CrossingBound>,
-    /// Best pipelines over the states, as far as they were asked for.
+    /// Memo table of best pipelines over the states.
     pub(crate) pipelines: PipelineCache,
-    /// What stages over the states recompute and offload, as far as it was asked for.
+    /// Memo table of memory plans of stages over the states.
     pub(crate) memory_plans: Rc<MemoryPlans>,
-    /// Ranks and replicas of the plan that was found last: tried first, so that others have something to beat.
+    /// Ranks and replicas of the last plan found: searched first, so that it prunes others.
     pub(crate) likely: Cell<Option<(usize, usize)>>,
 }
 
@@ -57,7 +57,7 @@ impl CutSpace {
         }
     }
 
-    /// Notes the shape of a plan of these or of other cuts of the model.
+    /// Notes the shape of a plan, perhaps of other cuts of the model, to be searched first.
     pub(crate) fn expect(&self, plan: &Solution) {
         let replicas = plan.stages.first().map_or(1, |stage| stage.run.count);
         self.likely.set(Some((plan.stages.len() / plan.chunks(), replicas)));

@@ -7,16 +7,16 @@ use crate::problem::{Machine, MachineDevice, Problem};
 /// The most devices of which all orders may be tried.
 const ALL_ORDERS: usize = 4;
 
-/// Tells whether there may be so few orders of devices that all are tried, and a plan can be proven the best of all.
+/// Tells whether all orders of the devices are tried, so that a plan can be proven optimal.
 pub(crate) fn tries_all_orders(problem: &Problem) -> bool {
     let machine = &problem.machine;
     !problem.has_device_pins() && (machine.is_uniform() || machine.devices.len() <= ALL_ORDERS)
 }
 
-/// Orders of devices other than the machine's own, and whether those are all that differ.
+/// Returns orders of devices other than the machine's own, and whether they are all distinct ones.
 ///
-/// Where there are few devices all orders are tried, else fast ones first or last and roomy ones first or last: devices of one
-/// kind keep their order, so nodes stay together. On large machines none is.
+/// Of few devices all orders; else fast ones first or last and those with much memory first or last: devices of one kind keep
+/// their order, so nodes stay together. None on large machines.
 pub(crate) fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
     const MOST: usize = 12;
     const SOME: usize = 64;
@@ -50,7 +50,7 @@ pub(crate) fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
     (orders.split_off(1), false)
 }
 
-/// Returns all orders of few devices; none of those that differ by devices that are alike, in themselves and to the caller.
+/// Returns all orders of few devices, without those that only swap devices which are alike in themselves and to the caller.
 pub(crate) fn permutations(
     machine: &Machine,
     is_same: impl Fn(usize, usize) -> bool,

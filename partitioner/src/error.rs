@@ -34,7 +34,7 @@ pub enum PlanError {
         /// Devices.
         devices: usize,
     },
-    /// No plan fits; the device that is shortest of memory in the plan that comes nearest.
+    /// No plan fits; names the device that is shortest of memory in the plan that comes nearest.
     #[error(
         "no plan fits: the stage with block `{block}` needs {}, device `{device}` has {}",
         Bytes(*needed),
@@ -50,10 +50,10 @@ pub enum PlanError {
         /// What it has.
         limit: u64,
     },
-    /// No plan fits, and what comes nearest was not looked for or is not near.
+    /// No plan fits, and the memory that would suffice was not searched for or is far away.
     #[error("no plan fits the devices' memory")]
     NothingFits,
-    /// Blocks that no plan of a strategy has where they are pinned.
+    /// No plan of the strategy keeps the pins.
     #[error("{reason}")]
     Pinned {
         /// Which blocks, and why.
@@ -72,7 +72,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Returns the error that says more where no strategy has a plan: what is too large for one may only be out of place for another.
+    /// Returns the more telling error where no strategy has a plan: a model too large for one may be mispinned for another.
     pub(crate) fn or_nearer(self, other: Self) -> Self {
         let nearness = |error: &Self| match error {
             Self::NothingFits => (2, 0),
@@ -82,7 +82,7 @@ impl PlanError {
         if nearness(&self) > nearness(&other) || self == Self::NothingFits { self } else { other }
     }
 
-    /// Tells whether memory is what lacks.
+    /// Tells whether the reason is memory.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Self::Memory { .. } | Self::NothingFits)
     }

@@ -1,8 +1,7 @@
 //! A traced model as a problem: its calls become blocks, with the operators between them.
 //!
-//! A block of the plan is a call and the loose operators behind it, which is how stages are cut when they are written: an
-//! operator that nobody names goes with the one before it. What writes in place keeps its order, so no stage takes a
-//! reader away from between two writers.
+//! A block is a call and the loose operators behind it, which is how stage files are cut: an operator outside all calls goes with
+//! the one before it. In-place writes keep their order, so no boundary separates a reader from the writers around it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,20 +73,20 @@ pub struct ForwardOnly {
     pub caches: Vec<u64>,
 }
 
-/// Leaves of a problem that was made at a grain what the forward pass alone takes.
+/// Reduces the blocks of a problem to the costs of the forward pass alone.
 pub fn forward_only(problem: &mut Problem, model: &Sliceable<'_>, grain: &Grain, of: &ForwardOnly) {
     for (block, run) in problem.blocks.iter_mut().zip(model.runs(grain)) {
         let own = run.operators.start as usize..run.operators.end as usize;
         let caches = of.caches[own.clone()].iter().copied().fold(0, u64::saturating_add);
         (block.input_gradient, block.weight_gradient) = (Seconds(0.0), Seconds(0.0));
-        // Keys and values stay; nothing else does.
+        // Only keys and values are kept.
         (block.activations, block.kept) = (Bytes(caches), Bytes(caches));
         block.workspace = Bytes(of.alive[own].iter().copied().max().unwrap_or(0));
     }
     problem.values.iter_mut().for_each(|value| value.backward = Bytes(0));
 }
 
-/// Values between runs, and the order that writing in place imposes.
+/// Returns the values between runs, and the order that in-place writes impose.
 fn values(graph: &ModelGraph, run_of: &[usize]) -> Vec<Value> {
     let mut values = Vec::new();
     for value in &graph.values {

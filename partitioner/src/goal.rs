@@ -1,15 +1,15 @@
-//! What plans are searched for, and what a search returns.
+//! The goal of a search, and its result.
 
 use crate::{error::PlanError, solution::Solution};
 
-/// What plans are searched for.
+/// The plans to search for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Goal {
-    /// The fastest, and what none beats.
+    /// The fastest, with its lower bound.
     Best,
     /// The fastest if it takes less than these seconds for each micro-batch; others are pruned.
     Below(f64),
-    /// Any that fits: whether there is one.
+    /// Any that fits: feasibility alone.
     Any,
 }
 
@@ -23,6 +23,6 @@ impl Goal {
     }
 }
 
-/// A plan and the seconds for each micro-batch that none beats with the devices in their order; or why there is none, and what
-/// one would take at the least.
+/// A plan and the lower bound in seconds for each micro-batch with the devices in this order; or why there is none, and that
+/// bound.
 pub(crate) type InOrder = Result<(Solution, f64), (PlanError, f64)>;

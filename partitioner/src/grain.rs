@@ -1,8 +1,8 @@
 //! How finely a model is taken apart before stages are cut: coarse everywhere, fine where a cut may pay.
 //!
-//! Begins with the units that a model repeats. A call is opened into what stands directly inside it where it is so heavy that a border
-//! of stages next to it leaves devices waiting, and closed again where no border is near: a closed call is one unit of recomputation.
-//! What is opened depends on the plans that were found, never on the number of devices alone.
+//! Begins with the repeated units of a model. A call next to a boundary is opened into its parts if it is so heavy that devices
+//! wait, and closed again once no boundary is near: a closed call is one unit of recomputation. Which calls are opened depends on
+//! the plans found, never on the number of devices alone.
 //!
 //! O(operators) for each grain.
 
@@ -30,7 +30,7 @@ pub struct OperatorSeconds {
 /// Share of an even stage's work below which a call next to a border is not worth opening.
 const WORTH_OPENING: f64 = 1e-3;
 
-/// Which calls of a model are opened, and what stays together.
+/// Which calls of a model are opened, and which blocks are joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grain {
     opened: Opened,
@@ -40,7 +40,7 @@ pub struct Grain {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Opened {
-    /// Some beyond those that only hold the model's repeated units.
+    /// Some calls, beyond those that only hold the model's repeated units.
     These(Calls),
     /// Every call: each operator that takes time stands alone.
     All,
@@ -55,20 +55,20 @@ impl Default for Opened {
 /// Calls that are opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Calls {
-    /// What is called inside stands by itself.
+    /// Calls whose direct parts stand by themselves.
     opened: BTreeSet<BlockId>,
-    /// Operators between what is called inside stand alone too, and not with the call before them.
+    /// Calls whose operators between these parts stand alone too, instead of with the part before them.
     parted: BTreeSet<BlockId>,
 }
 
 impl Calls {
-    /// Opens a call to the last operator.
+    /// Opens a call down to its last operator.
     fn part(&mut self, call: BlockId, model: &Sliceable<'_>) {
         self.parted.insert(call);
         self.open(Some(call), model);
     }
 
-    /// Opens a call and what it lies in.
+    /// Opens a call and all calls that contain it.
     fn open(&mut self, mut call: Option<BlockId>, model: &Sliceable<'_>) {
         while let Some(block) = call.filter(|call| !model.containers[call.index()]) {
             self.opened.insert(block);
@@ -77,7 +77,7 @@ impl Calls {
     }
 }
 
-/// A traced model as far as cutting it is concerned.
+/// A traced model with all that cutting it needs.
 pub struct Sliceable<'a> {
     pub(crate) graph: &'a ModelGraph,
     /// Seconds of each operator.
@@ -88,20 +88,19 @@ pub struct Sliceable<'a> {
     closed: BTreeSet<BlockId>,
 }
 
-/// Operators in a row, and what stands for them.
+/// Consecutive operators that form one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     /// First to last. Invariant: at least one.
     pub(crate) paths: Vec<String>,
     pub(crate) operators: Range<u32>,
-    /// The call; none where a loose operator stands for itself.
+    /// The call; `None` for a loose operator.
     call: Option<BlockId>,
 }
 
 impl Grain {
     /// Tells whether every operator that takes time stands alone: no finer cut is left.
-    ///
-    /// A model that is kept whole in part has a grain that is as fine as it may be.
+    /// A model of which parts are kept whole may have a finest grain before that.
     pub fn is_finest(&self) -> bool {
         self.opened == Opened::All && self.joined.is_empty()
     }
@@ -134,7 +133,7 @@ impl<'a> Sliceable<'a> {
         self
     }
 
-    /// Opens what calls lie in, so that they are no part of a larger block; what is kept whole stays closed.
+    /// Opens the calls around some of them, so that these stand alone; calls that are kept whole stay closed.
     pub fn opening(mut self, own: impl Fn(&graph::Block) -> bool) -> Self {
         for block in self.graph.blocks.iter().filter(|block| own(block)) {
             let mut holder = block.parent;
@@ -146,7 +145,7 @@ impl<'a> Sliceable<'a> {
         self
     }
 
-    /// Returns the blocks of a grain that hold operators of these which take time.
+    /// Returns the blocks of a grain that contain operators of these ranges which take time.
     pub fn blocks_of(&self, grain: &Grain, operators: &[Range<u32>]) -> Vec<usize> {
         let is_own = |operator: u32| {
             self.is_working(operator as usize) && operators.iter().any(|own| own.contains(&operator))
@@ -168,7 +167,7 @@ impl<'a> Sliceable<'a> {
         (0..self.seconds.len()).filter(|&operator| self.is_working(operator)).count()
     }
 
-    /// Tells whether a call holds more than one thing to part.
+    /// Tells whether a call has more than one part.
     fn is_divisible(&self, call: BlockId) -> bool {
         if self.closed.contains(&call) {
             return false;
@@ -193,7 +192,7 @@ impl<'a> Sliceable<'a> {
                 return grain;
             }
             let openable = runs.iter().filter_map(|run| {
-                // What stands loose behind a call is parted from it by opening what holds both.
+                // Opening the call that holds both separates a call from the loose operators behind it.
                 let call = run.call?;
                 let within = self.is_divisible(call).then_some(call);
                 let around = self.tail(run, call).filter(|(holder, _)| !calls.parted.contains(holder));
@@ -245,10 +244,10 @@ impl<'a> Sliceable<'a> {
         (0..operator as usize).filter(|&before| self.is_working(before)).count()
     }
 
-    /// The grain at which stages can begin at these operators, and nothing else is opened for it.
+    /// Returns the grain at which stages can begin at these operators, with no other call opened.
     ///
     /// # Errors
-    /// The first operator at which none can: a call that is kept whole holds it, or it goes with what stands before it.
+    /// The first operator at which no stage can begin: a call kept whole contains it, or it is joined to the one before it.
     pub fn beginning_at(&self, starts: &[u32], joined: &BTreeSet<String>) -> Result<Grain, u32> {
         let mut calls = Calls::default();
         loop {
@@ -275,7 +274,7 @@ impl<'a> Sliceable<'a> {
         starts.iter().map(|start| self.border(&runs, *start)).collect()
     }
 
-    /// Returns the run that begins with what an operator begins with.
+    /// Returns the run that begins at an operator, without regard to operators that take no time.
     fn border(&self, runs: &[Run], start: u32) -> Option<usize> {
         let index = runs.iter().position(|run| run.operators.contains(&start))?;
         let works =
@@ -303,7 +302,7 @@ impl<'a> Sliceable<'a> {
         Some((holder, self.work(end..run.operators.end)))
     }
 
-    /// Opens what stands next to the borders of some plans, and closes what does not.
+    /// Opens the calls next to the boundaries of some plans, and closes all others.
     pub fn around<'p>(
         &self,
         grain: &Grain,
@@ -331,10 +330,10 @@ impl<'a> Sliceable<'a> {
         Grain { opened: Opened::These(calls), joined: grain.joined.clone() }
     }
 
-    /// Opens a run and keeps open what it lies in.
+    /// Opens a run and all calls that contain it.
     fn open_at(&self, run: &Run, worth: f64, calls: &mut Calls) {
         let Some(call) = run.call else {
-            // A loose operator: what holds it stays parted.
+            // A loose operator: separate the operators of the call that contains it.
             return calls.part(self.graph.operators[run.operators.start as usize].block, self);
         };
         if self.is_divisible(call) && self.work(run.operators.clone()) > worth {
@@ -352,7 +351,7 @@ impl<'a> Sliceable<'a> {
     /// Returns the runs of operators that stages are cut from, in order.
     pub(crate) fn runs(&self, grain: &Grain) -> Vec<Run> {
         let mut runs = self.parted(grain);
-        // What stands before the first call goes with it.
+        // Loose operators before the first call go with it.
         if runs.len() > 1 && runs[0].paths[0].is_empty() {
             let first = runs.remove(0);
             runs[0].operators.start = first.operators.start;

@@ -1,17 +1,17 @@
 //! How far searches go, in numbers that a user can picture.
 //!
-//! A limit counts what is looked at, never seconds: the same question has the same answer on any machine. Where one is met, the best
-//! plan so far is taken and the gap to the lower bound says what may be missed.
+//! A limit counts steps of a search, never seconds, so that the result is the same on any machine. At a limit, the best plan so
+//! far is taken, and the optimality gap says how much may be missed.
 
 /// How long a search may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Effort {
-    /// The blocks that a first look gives, no finer ones.
+    /// The initial blocks, no finer ones.
     Quick,
     /// Blocks are opened around the borders of the plans that are found.
     #[default]
     Normal,
-    /// All of that, and once more with each limit of a search [`Limits::MORE`] times as large; the better plan is kept.
+    /// As `Normal`, and once more with each limit of a search [`Limits::MORE`] times as large; the better plan is kept.
     Thorough,
 }
 
@@ -28,16 +28,16 @@ pub struct Limits {
     pub simulated_plans: usize,
     /// See `simulated_plans`.
     pub simulated_passes: usize,
-    /// Beginnings of a pipeline, one or more stages each, that are looked at where all cuts are tried.
+    /// Prefixes of a pipeline, one or more stages each, that are searched where all cuts are tried.
     pub beginnings: usize,
     /// Blocks of the stages that are scored there, all together.
     pub scored_blocks: usize,
     /// Stages that are compared where a device has several of them.
     pub chunked_stages: usize,
-    /// Whether interleaved stages may have replicas whatever number of them is asked for, and stages in a V all shapes: each is slow to
+    /// Whether interleaved stages may have replicas for any number of chunks, and V-shaped stages any shape: both are slow to
     /// search.
     pub replicated_chunks: bool,
-    /// Stages that are compared for the bound by what must cross cuts: all together, and for one shape.
+    /// Stages that are compared for the bound from traffic across cuts: all together, and for one shape.
     pub bounded_stages: usize,
     /// See `bounded_stages`.
     pub bounded_stages_each: usize,
@@ -47,10 +47,10 @@ pub struct Limits {
     pub sizes: Sizes,
 }
 
-/// The largest questions that are put to a method; larger ones go to a quicker one, or are left with a gap.
+/// The largest inputs of each method; larger ones go to a faster method, or are left with a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Ideals of a graph that are planned over, each a place where a stage may end; wider graphs are put in line.
+    /// Ideals of a graph that are planned over, each a possible boundary; wider graphs are planned over one topological order.
     pub ideals: usize,
     /// States between which all cuts of a grid are tried.
     pub all_cuts_states: usize,

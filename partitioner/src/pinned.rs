@@ -1,4 +1,4 @@
-//! What pins leave of a search: which blocks may be in which stage, and orders of devices that bring blocks to theirs.
+//! Constraints of pins on a search: which blocks may be in which stage, and orders of devices that satisfy them.
 //!
 //! A block is in one stage, so a pin forbids it in all others: the solvers leave out stages that hold a block which may not be there,
 //! O(1) for each after a running count of such blocks over the states. Pins take plans away and add none, so lower bounds of plans
@@ -21,7 +21,7 @@ fn allows(pin: &Pin, (stage, n_stages): (usize, usize), run: Run, machine: &Mach
     }
 }
 
-/// Returns why blocks cannot be in any stage of these, which stand on such devices, where one cannot.
+/// Returns why a pinned block may be in none of these stages, if there is such a block.
 pub(crate) fn unplaced(problem: &Problem, runs: &[Run]) -> Option<String> {
     let is_placed = |pin: &&Pin| {
         let mut stages = runs.iter().enumerate();
@@ -41,9 +41,9 @@ pub(crate) fn unplaced(problem: &Problem, runs: &[Run]) -> Option<String> {
     })
 }
 
-/// Which stages may begin and end at which states, by what is pinned.
+/// Which stages may begin and end at which states, given the pins.
 pub(crate) struct Pinned {
-    /// For each stage the number of blocks before each state that may not be in it; nothing where all may.
+    /// For each stage the number of blocks before each state that it must not hold; `None` if all are allowed.
     forbidden: Vec<Option<Vec<f64>>>,
 }
 
@@ -70,7 +70,7 @@ impl Pinned {
         forbidden.is_none_or(|before| before[end] - before[start] < 0.5)
     }
 
-    /// Tells whether stages can be cut at all: whether so many in a row reach from the first state to the last. O(Q²) a stage.
+    /// Tells whether `n_stages` stages can be cut at all from the first state to the last. O(Q²) a stage.
     pub(crate) fn has_chain(&self, states: &States, n_stages: usize) -> bool {
         let mut reached = vec![0];
         for stage in 0..n_stages {
@@ -89,8 +89,8 @@ impl Pinned {
 /// The most orders of devices that are tried for pins.
 const ORDERS: usize = 64;
 
-/// Orders of devices that may bring pinned blocks to theirs: all of few devices, else the devices of pins in the order of what is
-/// pinned to them, the others before, between and behind them.
+/// Returns orders of devices that may satisfy the pins: all orders of few devices; else the pins' devices in the order of the
+/// pinned blocks, with the others before, between and behind them.
 pub(crate) fn pinned_orders(problem: &Problem) -> Vec<Vec<usize>> {
     let devices = &problem.machine.devices;
     let own: Vec<usize> = (0..devices.len()).collect();
@@ -112,7 +112,7 @@ pub(crate) fn pinned_orders(problem: &Problem) -> Vec<Vec<usize>> {
         .map(|index| own.iter().copied().filter(|device| group(device) == Some(index)).collect())
         .collect();
     let free: Vec<usize> = own.iter().copied().filter(|device| group(device).is_none()).collect();
-    // Where there are many, those near the ends and the middle.
+    // With many devices, only counts near the ends and the middle.
     let counts = |most: usize| {
         let near = |count: &usize| most <= 16 || *count <= 2 || most - count <= 2 || *count == most / 2;
         (0..=most).filter(near).collect::<Vec<usize>>()

@@ -36,7 +36,7 @@ pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, Plan
     plan_over(problem, &CutSpace::of(problem), strategy)
 }
 
-/// The same, beginning with the shape of a plan of other blocks of the same model; `None` where there is none, whatever lacks.
+/// The same, searching first the shape of a plan of other blocks of the same model; `None` if there is none, for whatever reason.
 pub fn plan_near(problem: &Problem, strategy: Strategy, like: &Solution) -> Option<Solution> {
     problem.validate().ok()?;
     let cut_space = CutSpace::of(problem);
@@ -46,7 +46,7 @@ pub fn plan_near(problem: &Problem, strategy: Strategy, like: &Solution) -> Opti
     Some(best)
 }
 
-/// Finds the best plan of one strategy over known ways to cut a valid problem.
+/// Finds the best plan of one strategy over the cuts of a valid problem.
 pub(crate) fn plan_over(
     problem: &Problem,
     cut_space: &CutSpace,
@@ -64,7 +64,7 @@ pub(crate) fn plan_over(
     }
 }
 
-/// Tells whether a strategy has a plan that fits; memory that would do is not searched for.
+/// Tells whether a strategy has a plan that fits; does not search for the memory that would suffice.
 pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
     if problem.validate().is_err() {
         return false;
@@ -76,8 +76,8 @@ pub fn fits(problem: &Problem, strategy: Strategy) -> bool {
     }
 }
 
-/// Finds the best plan of one strategy, trying several orders of devices that differ; or why there is none, and the seconds for each
-/// micro-batch that one would take at the least.
+/// Finds the best plan of one strategy, trying several orders of devices that differ; or returns why there is none, and the lower
+/// bound in seconds for each micro-batch.
 pub(crate) fn solve(
     problem: &Problem,
     cut_space: &CutSpace,
@@ -103,7 +103,7 @@ pub(crate) fn solve(
         let mut ordered = problem.clone();
         ordered.machine.devices =
             order.iter().map(|&device| problem.machine.devices[device].clone()).collect();
-        // An order that is no better is of no use.
+        // Other orders must be better than the best so far.
         let goal = match (goal, &best) {
             (Goal::Best | Goal::Below(_), Ok(best)) => Goal::Below(goal.below().min(best.seconds_each())),
             _ => goal,
@@ -111,7 +111,7 @@ pub(crate) fn solve(
         match solve_in_order(&ordered, cut_space, strategy, goal) {
             Ok((mut found, own)) => {
                 least = least.min(own);
-                // What bounds plans whatever the order bounds those of all orders.
+                // This bound holds for every order, so it holds for the best of all.
                 bound = bound.max(found.lower_bound / found.micro_batches_of_objective());
                 let is_better = |best: &Solution| found.seconds_each() < best.seconds_each() * (1.0 - 1e-9);
                 if best.as_ref().map_or(true, is_better) {
@@ -140,7 +140,7 @@ fn solve_in_order(problem: &Problem, cut_space: &CutSpace, strategy: Strategy, g
     }
     let (mut found, least) = attempt(problem, cut_space, strategy, goal)?;
     let bound = found.lower_bound;
-    // Memory by formula is above the simulator's but for rare orders of arrival: leave room for those.
+    // Memory by formula exceeds the simulator's but for rare orders of arrival: plan again with less for those.
     let mut room = 1.0;
     for _ in 0..5 {
         let Some(share) = excess(problem, &found) else { return Ok((found, least)) };
@@ -172,7 +172,7 @@ fn attempt(problem: &Problem, cut_space: &CutSpace, strategy: Strategy, goal: Go
                 Err((error, least)) if goal != Goal::Best => (Err(error), least),
                 Err(none) => return Err(none),
             };
-            // Solvers go by formulas, the simulator has the last word: never worse than cuts by a rule.
+            // The simulator decides: the solvers' formulas may have missed a cut by a rule that is faster.
             let rules = STRATEGIES.into_iter().filter(|rule| rule.is_rule() && problem.pins.is_empty());
             for rule in rules {
                 let limit = best.as_ref().map_or(goal.below(), Solution::seconds_each);
@@ -214,7 +214,7 @@ pub fn plan_auto(
     rank(problem, &CutSpace::of(problem), None)
 }
 
-/// Finds the best plan of each candidate; `best` is that of its strategy.
+/// Finds the best plan of each candidate; `best` is the one already found, for its strategy.
 pub(crate) fn rank(
     problem: &Problem,
     cut_space: &CutSpace,
@@ -222,7 +222,7 @@ pub(crate) fn rank(
 ) -> Result<Ranked, PlanError> {
     let mut found = Vec::new();
     let mut failed = Vec::new();
-    // What bounds every candidate's family bounds the best of all: also those of which no plan was found, unless there is none.
+    // The least of all candidates' bounds holds for the best plan; also of those without a plan, unless they can have none.
     let mut bound = f64::INFINITY;
     for strategy in candidates(problem) {
         let own = best.filter(|best| best.made_by == MadeBy::Strategy(strategy));
@@ -258,9 +258,9 @@ pub(crate) fn fastest(
         .map_err(|failed| nearest_of_all(problem, cut_space, failed.into_iter()))
 }
 
-/// Finds the best plan of some strategies for a goal: what cannot be better than those before is not searched to its end.
+/// Finds the best plan of some strategies for a goal; later strategies are pruned by the best plan so far.
 ///
-/// Where there is none, says why of each.
+/// If there is none, returns why for each.
 pub(crate) fn fastest_within(
     problem: &Problem,
     cut_space: &CutSpace,
@@ -282,7 +282,7 @@ pub(crate) fn fastest_within(
     Ok(best)
 }
 
-/// Returns the memory with which some candidate would fit, or the other error that all have.
+/// Returns the memory with which some candidate would fit, or why there is no plan if memory is not the reason.
 fn nearest_of_all(
     problem: &Problem,
     cut_space: &CutSpace,
@@ -292,7 +292,7 @@ fn nearest_of_all(
     match error {
         Some(error) if error != PlanError::NothingFits => error,
         _ => {
-            // Sharing the model out needs least: of each kind, the plan that fits first.
+            // Strategies that divide the model need least memory: take the first of these with a plan that fits.
             let make = |roomier: &Problem| {
                 let kinds = [Strategy::OneForwardOneBackward, Strategy::Hybrid, Strategy::Layer];
                 kinds.into_iter().find_map(|strategy| solve(roomier, cut_space, strategy, Goal::Any).ok())

@@ -28,7 +28,7 @@ pub struct Problem {
     pub machine: Machine,
     /// How it trains.
     pub training: Training,
-    /// The first block of each stage but the first, where that is given; cuts are looked for where it is not.
+    /// The first block of each stage but the first, if boundaries are given; the planner chooses them if not.
     ///
     /// Invariant: positions rise, and none is the first block's.
     pub begins: Option<Vec<usize>>,
@@ -41,7 +41,7 @@ pub struct Problem {
 pub struct Block {
     /// Path in the model: `layer1.0`.
     pub path: String,
-    /// Paths of those behind it that no cut may part from it.
+    /// Paths of the blocks behind it that are joined to it: no boundary separates them.
     pub joined: Vec<String>,
     /// Forward pass.
     pub forward: Seconds,
@@ -51,16 +51,16 @@ pub struct Block {
     pub weight_gradient: Seconds,
     /// Parameters that only this block uses.
     pub parameters: Bytes,
-    /// What autograd keeps for one micro-batch; of a forward pass alone, the keys and values of one.
+    /// Bytes saved for the backward pass of one micro-batch; for inference, the keys and values of one.
     pub activations: Bytes,
-    /// The part of that which stays whatever is recomputed: what the loss keeps.
+    /// The part of `activations` that is kept whatever is recomputed: the loss's.
     pub kept: Bytes,
-    /// Scratch memory while it runs; of a forward pass alone, all that is alive meanwhile.
+    /// Scratch memory while it runs; for inference, all that is alive meanwhile.
     pub workspace: Bytes,
-    /// Whether it is one operator. Computed again alone it would save nothing: what it is given has to be kept, and what it gives
-    /// is kept by those who take it.
+    /// Whether it is one operator. Recomputing it alone saves nothing: its inputs have to be kept, and its takers keep its
+    /// output.
     pub is_operator: bool,
-    /// Whether it is computed again always or never; where that pays, if nothing is said.
+    /// Whether it is always or never recomputed; the planner chooses if absent.
     pub recompute: Option<RecomputePolicy>,
 }
 
@@ -120,7 +120,7 @@ pub struct MachineDevice {
     pub speed: f64,
     /// What a process can use.
     pub memory: Bytes,
-    /// Of its memory: what the optimizer's step takes.
+    /// Bandwidth of its memory, which the optimizer's step uses.
     pub memory_bandwidth: BytesPerSecond,
     /// Host link, each way.
     pub host_bandwidth: BytesPerSecond,
@@ -154,11 +154,11 @@ pub struct Training {
     pub sharding: ShardingLevel,
     /// Replicas that share out together; all of a stage when absent, or where it does not divide them.
     pub sharding_group: Option<u32>,
-    /// Whether only stages are looked at whose replicas are more than one group: all others are known.
+    /// Whether only stages with more than one sharding group are searched: all others are known.
     pub only_groups: bool,
-    /// Whether the planner may choose to share out inside nodes alone.
+    /// Whether the planner may choose to shard inside nodes alone.
     pub sharding_inside: bool,
-    /// The most that they may share out, where the planner chooses.
+    /// The highest sharding level that the planner may choose.
     pub sharding_up_to: ShardingLevel,
     /// Whether blocks may be recomputed in the backward pass.
     pub recompute: bool,
@@ -166,12 +166,12 @@ pub struct Training {
     pub recompute_unit: RecomputeUnit,
     /// Whether activations may wait in host memory.
     pub offload: bool,
-    /// What the script takes of the host for each pass of a stage, beside the stage's own work: forward, backward, or one of the
-    /// two halves of a backward pass.
+    /// Seconds that the script costs the host for each pass of a stage, beside the stage's own work: for a forward pass, a
+    /// backward pass, or each half of a split one.
     ///
-    /// Invariant: none where nothing is trained.
+    /// Invariant: 0 for inference.
     pub host_overhead: Seconds,
-    /// What is made small where nothing is trained: the forward pass alone is planned.
+    /// The objective of inference; `None` for training.
     pub inference: Option<Inference>,
     /// The most that a search looks at.
     pub limits: Limits,
@@ -185,7 +185,7 @@ pub enum MicroBatches {
     Enough,
     /// This number, or a few more where a schedule takes them in rounds or replicas share them.
     About(u32),
-    /// This number: plans that cannot share it evenly are none.
+    /// This number: plans that cannot share it evenly are not allowed.
     Exactly(u32),
 }
 
@@ -279,7 +279,7 @@ pub enum ProblemError {
         "the host's overhead is {0} s a pass; it must be a number that is not negative and can be measured, 0 where nothing is trained"
     )]
     BadOverhead(f64),
-    /// Cuts between which nothing stands.
+    /// Two given boundaries with no block between them.
     #[error("a stage is to begin at block {0}, which leaves a stage without blocks")]
     EmptyStage(usize),
     /// Blocks pinned to an earlier stage than what they need.
@@ -371,8 +371,8 @@ impl Problem {
         self.blocks.iter().map(Block::seconds).sum()
     }
 
-    /// Seconds of the host for one micro-batch in a stage, at the least: a forward pass and a backward pass. Halves of the backward
-    /// pass are one more.
+    /// Host overhead of one micro-batch in a stage, at the least: of a forward and a backward pass. A split backward pass has it
+    /// once more.
     pub(crate) fn host_of_two(&self) -> f64 {
         2.0 * self.training.host_overhead.0
     }
@@ -383,8 +383,8 @@ impl Problem {
         own + self.ties.iter().map(|tie| tie.parameters.0 as f64).sum::<f64>()
     }
 
-    /// Returns a problem that no order of the devices and no link makes faster: all devices are the best in everything, and
-    /// copies to the host take no time.
+    /// Returns the problem on an ideal machine, a relaxation over all orders of devices and all links: every device is the best
+    /// in everything, and copies to the host take no time.
     pub(crate) fn ideal(&self) -> Self {
         let mut ideal = self.clone();
         let devices = &mut ideal.machine.devices;
@@ -397,7 +397,7 @@ impl Problem {
             device.memory_bandwidth = BytesPerSecond(bandwidth);
             device.host_bandwidth = BytesPerSecond(f64::INFINITY);
         }
-        // In whichever order devices are taken.
+        // The ideal machine stands for all orders of devices.
         ideal.pins.retain(|pin| !pin.is_to_devices());
         ideal
     }
@@ -577,7 +577,7 @@ impl Machine {
         let last = self.devices.last().cloned();
         for index in self.devices.len()..count {
             larger.devices.extend(last.clone().map(|device| MachineDevice {
-                // Devices are told apart by name.
+                // Names must be unique.
                 name: format!("{} (one more: {index})", device.name),
                 ..device
             }));

@@ -43,7 +43,7 @@ pub(crate) fn can_serve(problem: &Problem, cut_space: &CutSpace, aim: Inference)
     in_any_order(problem, cut_space, aim).is_ok()
 }
 
-/// Tries several orders of devices that differ.
+/// Finds the best plan over several orders of devices, if they differ.
 pub(crate) fn in_any_order(
     problem: &Problem,
     cut_space: &CutSpace,
@@ -61,7 +61,7 @@ pub(crate) fn in_any_order(
         }
     }
     let mut best = best?;
-    // Another order of the blocks, or of devices that were not tried, may be better, and so may branches side by side for one request.
+    // Other orders of the blocks or of untried devices may be better; so may parallel branches for one request.
     let is_any_cut = match aim.objective {
         InferenceObjective::Throughput => cut_space.is_complete,
         InferenceObjective::Latency => cut_space.is_chain,

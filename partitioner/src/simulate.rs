@@ -1,7 +1,7 @@
 //! Scores a solution with the simulator, so that what is planned is what is simulated.
 //!
-//! Solvers use formulas; a formula takes transfers that hide behind compute for hidden, while a pipeline with few micro-batches in
-//! flight may wait for them. The last word is the simulator's, where the step is small enough to ask.
+//! Solvers use formulas, which treat a transfer that can hide behind compute as hidden, while a pipeline with few micro-batches
+//! in flight may wait for it. If the step is small enough, the simulator's time replaces the formula's.
 
 pub(crate) mod parts;
 
@@ -11,7 +11,7 @@ use simulator::{PlannedStep, Timeline, simulate, simulate_below, step_time};
 use self::parts::{parts, positions};
 use crate::{Objective, Problem, Solution, SolutionStage};
 
-/// Takes the simulator's time for a solution's objective, where the simulator can tell.
+/// Replaces a solution's objective by the simulator's time, if the step can be simulated.
 ///
 /// Offloaded activations travel while the device waits, or beside compute where that is faster and their buffers fit.
 pub(crate) fn settle(problem: &Problem, mut solution: Solution) -> Solution {
@@ -30,9 +30,9 @@ pub(crate) fn settle(problem: &Problem, mut solution: Solution) -> Solution {
     solution
 }
 
-/// Settles a step and tells its [`excess`]: of one simulation, where memory has to be looked at.
+/// Replaces a step's time by the simulator's and returns its [`excess`], from one simulation.
 ///
-/// `None` if the simulator's time is not below `below` seconds: its memory does not matter then.
+/// `None` if the time is not below `below` seconds: the memory does not matter then.
 pub(crate) fn settle_step(
     problem: &Problem,
     mut solution: Solution,
@@ -58,7 +58,7 @@ pub(crate) fn settle_step(
     Some((solution, excess))
 }
 
-/// Makes seconds and bubble those of the simulator.
+/// Sets the step time and the bubble to the simulator's.
 fn take_time(solution: &mut Solution, (seconds, bubble): (f64, f64)) {
     solution.objective = match solution.objective {
         Objective::Period(_) => Objective::Period(seconds),
@@ -112,7 +112,7 @@ fn device_peaks(problem: &Problem, timeline: &Timeline) -> Vec<f64> {
 
 /// Simulated peak of the fullest device as a multiple of its memory, if above 1.
 ///
-/// What is far below a device's memory by formula is not simulated.
+/// A plan far below its devices' memory by formula is not simulated.
 pub(crate) fn excess(problem: &Problem, solution: &Solution) -> Option<f64> {
     if !may_exceed(problem, solution) {
         return None;
@@ -133,14 +133,14 @@ fn excess_of(problem: &Problem, solution: &Solution, peaks: &[f64]) -> Option<f6
     (most > 1.0).then_some(most)
 }
 
-/// Raises what stages are said to hold where the simulator finds more: formulas think of one value at a time on its way to the
-/// next stage, which may have several replicas.
+/// Raises stages' memory to the simulator's where that is more: the formula counts one value in transfer to the next stage, which
+/// may have several replicas.
 pub(crate) fn raise_memory(problem: &Problem, solution: &mut Solution) {
     scale_memory(problem, solution, 1.0);
 }
 
-/// Says of stages that they hold what the simulator finds, where it can tell: formulas count everything that may be there at once,
-/// though it may come one after the other.
+/// Sets stages' memory to the simulator's, if the plan can be simulated: the formula counts all buffers at once, though they may
+/// be used one after the other.
 pub(crate) fn state_memory(problem: &Problem, solution: &mut Solution) {
     scale_memory(problem, solution, 0.0);
 }
@@ -164,12 +164,12 @@ fn may_exceed(problem: &Problem, solution: &Solution) -> bool {
     held.iter().zip(&problem.machine.devices).any(|(held, device)| *held > 0.5 * device.memory.0 as f64)
 }
 
-/// A solution as the simulator takes it; `None` where it is too large or has stages without work.
+/// Returns a solution as the simulator's input; `None` if it is too large or has stages without work.
 pub(crate) fn planned(problem: &Problem, solution: &Solution) -> Option<PlannedStep> {
     taken(problem, solution)?.ok()
 }
 
-/// The same, or why the simulator does not take it; `None` where it is too large to ask.
+/// The same, or why the simulator refuses it; `None` if it is too large.
 pub(crate) fn taken(
     problem: &Problem,
     solution: &Solution,

@@ -22,10 +22,10 @@ pub struct Solution {
     pub micro_batches: u32,
     /// Stages in the order of the model.
     pub stages: Vec<SolutionStage>,
-    /// How it is carried out beyond its stages: how offloaded activations travel, where there are any, and what a given plan
-    /// wants otherwise than planning does it.
+    /// Execution options beyond the stages: how activations are offloaded, and options of a given plan that planning does not
+    /// choose.
     pub execution: Execution,
-    /// What is made small.
+    /// The value of the objective.
     pub objective: Objective,
     /// Lower bound of the objective over all plans of this family.
     pub lower_bound: f64,
@@ -33,7 +33,8 @@ pub struct Solution {
     pub bubble: Option<f64>,
     /// The order in which the machine's devices were taken: runs of stages are positions in it; empty for the machine's own.
     pub order: Vec<usize>,
-    /// Bytes at the peak of each device in the order of the machine that it was made for, where it was simulated as it stands.
+    /// Peak bytes of each device, in the order of the machine that the plan was made for; `None` unless it was simulated as it
+    /// stands.
     pub(crate) peaks: Option<Vec<f64>>,
 }
 
@@ -44,7 +45,7 @@ pub enum MadeBy {
     Strategy(Strategy),
     /// The search for inference, which asks no strategy.
     Inference(InferenceObjective),
-    /// Somebody else: it is scored as it was given.
+    /// Given by a user and scored as it is.
     AsGiven,
 }
 
@@ -68,7 +69,7 @@ impl MadeBy {
     }
 }
 
-/// What is made small.
+/// The number that a solver minimizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Objective {
     /// Seconds for each micro-batch in steady state.
@@ -170,7 +171,7 @@ impl Solution {
         }
     }
 
-    /// Lowers the bound to one of a larger family of plans, in seconds for each micro-batch.
+    /// Lowers the bound to that of a larger family of plans, in seconds for each micro-batch.
     pub fn bound_by(&mut self, seconds_each: f64) {
         self.lower_bound = self.lower_bound.min(seconds_each * self.micro_batches_of_objective());
     }
@@ -192,7 +193,7 @@ impl Solution {
     }
 }
 
-/// Leaves each stage what the others of its rank do not need; the rank that needs more than it has, where one does.
+/// Gives each stage the memory that the others of its rank leave; an error names a rank that needs more than it has.
 pub(crate) fn share_memory(
     stages: &mut [SolutionStage],
     schedule: Schedule,

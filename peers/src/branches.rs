@@ -1,9 +1,9 @@
 //! Branches of a profile as one node each, as PipeDream's authors compress graphs that are too wide for their optimizer.
 //!
-//! A branch begins behind a node with several outputs and goes on while nodes have one input and one output; a node with
-//! several outputs may be its last. What its nodes cost is added up, and its output is that of the last. Nodes that are
-//! not behind such a fork stay as they are, and so do those where branches meet. One quirk: a sink that ends a longer
-//! branch becomes part of it, but what it costs is lost.
+//! A branch begins behind a node with several outputs and goes on while nodes have one input and one output; a node with several
+//! outputs may be its last. A branch costs the sum of its nodes, and its output is that of the last one. Nodes that are not
+//! behind such a fork stay as they are, and so do those where branches meet. One quirk: a sink that ends a longer branch becomes
+//! part of it, but its costs are lost.
 
 use schema::{Bytes, PipedreamNode, PipedreamProfile, Seconds};
 
@@ -50,7 +50,7 @@ impl Branches {
 
 struct Branch {
     nodes: Vec<usize>,
-    /// A sink behind them.
+    /// A sink at the end of the branch, whose costs are lost.
     lost: Option<usize>,
 }
 

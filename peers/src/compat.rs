@@ -9,8 +9,8 @@
 //! - In a hierarchy a row may begin at a state that is no ancestor of a later one; such rows are kept.
 //! - Graphs with too many states have their branches compressed first, as the authors' tool does; see [`Branches`].
 //!
-//! Cost: the original's loops are O(L·N³M²) for L levels. Here every stage and every prefix has a floor from its compute
-//! time alone, which leaves a handful of split points for each (start, end, machines): about O(L·N²M²·log N).
+//! Cost: the original's loops are O(L·N³M²) for L levels. Here a lower bound of every stage and every prefix by its compute alone
+//! leaves a handful of split points for each (start, end, machines): about O(L·N²M²·log N).
 //! Ties: the plan found first wins, trying one stage, then few replicas for the last stage before many, then the
 //! earliest split.
 
@@ -42,7 +42,7 @@ pub struct CompatQuestion<'a> {
 pub struct CompatPlan {
     /// Seconds for each minibatch: the slowest stage.
     pub period: f64,
-    /// What the optimizer calls the time of data parallelism.
+    /// The optimizer's time of data parallelism.
     pub data_parallel: f64,
     /// Stages in order.
     pub stages: Vec<CompatStage>,
@@ -50,9 +50,9 @@ pub struct CompatPlan {
     pub levels: Vec<Vec<CompatSplit>>,
     /// States of the dynamic program.
     pub n_states: usize,
-    /// Nodes that were left after compressing branches, where there were too many states without that.
+    /// Nodes after compressing branches, if there were too many states without that.
     pub compressed: Option<usize>,
-    /// No plan is faster, as far as is known: the period itself, unless branches were compressed.
+    /// Lower bound of the period: the period itself, unless branches were compressed.
     pub lower_bound: f64,
 }
 
@@ -196,7 +196,7 @@ fn solve(question: &CompatQuestion, states: &States) -> Result<CompatPlan, Compa
         return Err(CompatError::TooManyStages { machines, states: n_states });
     }
 
-    // The outermost row is known; rows of inner levels are recomputed for the stages that need them.
+    // The outermost row has been solved; rows of inner levels are recomputed for the stages that need them.
     let mut found = vec![last.splits(&row, 0, n_states)];
     for level in below.iter().rev() {
         let outer = found.last().expect("not empty");
@@ -252,7 +252,7 @@ fn stages(
         for (level, splits) in levels.iter().zip(found.iter().rev()) {
             let around = splits.iter().find(|around| around.start <= first && last < around.end);
             let here = around.map_or(1.0, |around| f64::from(around.replicas));
-            // What a level adds is shared by the replicas of the levels around it.
+            // The sync of a level is divided by the replicas of the levels around it.
             let around_it = replicas * here;
             sync += 4.0 * (here - 1.0) * parameters / (level.bandwidth * here) / around_it;
             replicas = around_it;
@@ -264,7 +264,7 @@ fn stages(
         let replicas = replicas as u32;
         stages.push(CompatStage { nodes, replicas, compute, sync, transfer, parameters, activations });
     }
-    // What the original drops still belongs somewhere: inputs in front, the rest after what feeds it.
+    // Nodes that the original drops: inputs join the first stage, others the stage of their input.
     let mut stage_of = vec![None; question.profile.nodes.len()];
     for (index, stage) in stages.iter().enumerate() {
         stage.nodes.iter().for_each(|&node| stage_of[node] = Some(index));
@@ -306,9 +306,9 @@ impl Times {
     }
 }
 
-/// A bound from below on what a level can reach: `(compute - slack) / machines`.
+/// A lower bound of a stage or prefix on a level: `(compute - slack) / machines`.
 ///
-/// Rows that begin at no ancestor of their end may hold negative parameters; `slack` is what those can save.
+/// Rows that begin at no ancestor of their end may hold negative parameters; `slack` is the most time that these can save.
 #[derive(Clone, Copy)]
 struct Floor {
     machines_below: f64,
@@ -351,7 +351,7 @@ struct Row {
     n_machines: usize,
     /// By last state, then machines less one.
     times: Vec<f64>,
-    /// The split that reached it: last state of what comes before and replicas of the last stage.
+    /// The split that gives it: last state of the prefix, and replicas of the last stage.
     choices: Vec<(u32, u32)>,
 }
 
@@ -406,7 +406,7 @@ impl Level<'_> {
                 row.times[last * n_machines + machines - 1] = self.first_stage(first, last, machines);
             }
         }
-        // Split points by compute time, so that floors cut out a window of them.
+        // Split points by compute time: the lower bounds leave a window of them.
         let mut by_compute: Vec<usize> = (first..n_states)
             .filter(|&state| first == 0 || !is_below(self.states, state, first - 1))
             .collect();
@@ -453,7 +453,7 @@ impl Level<'_> {
         row
     }
 
-    /// Solves for all starts and keeps what all machines of this level reach.
+    /// Solves for all starts, with all machines of this level.
     fn whole_table(&self) -> Times {
         let n_states = self.states.compute.len();
         let mut values = vec![f64::INFINITY; n_states * n_states];

@@ -1,8 +1,9 @@
-//! The states of PipeDream's released optimizer: antichains, augmented by what still has consumers.
+//! The states of PipeDream's released optimizer: antichains, augmented by the nodes below that still have consumers.
 //!
 //! A state stands for the ideal below an antichain. Enumeration starts at the *first* source only; other sources come in
-//! with their first consumer. `output` sums over the augmented antichain, so a skip is paid at every cut it crosses,
-//! and some values that nobody needs any more are paid as well: the rule looks at each member's ancestors apart.
+//! with their first consumer. `output` sums over the augmented antichain, so a skip connection is paid at every cut that it
+//! crosses, and some values without further consumers are paid as well: the rule looks at the ancestors of each member
+//! separately.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -54,9 +55,9 @@ pub(crate) fn states(profile: &PipedreamProfile, limit: usize) -> Option<States>
         }
         let mut following = Vec::new();
         for &member in &members {
-            // What is in the ideal already would lead back; nothing outside it can lie below a member.
+            // A node already in the ideal would lead back; no node outside it can lie below a member.
             for &node in graph.outputs[member].iter().filter(|&&node| !ideal.contains(node)) {
-                // The newcomer takes its feeder's place in the list; what it makes redundant leaves.
+                // The new node takes its input's place in the list; members that it makes redundant leave.
                 let grown: Vec<usize> = members
                     .iter()
                     .map(|&old| if old == member { node } else { old })
@@ -120,7 +121,7 @@ impl Cleaned {
             }
             degree
         };
-        // Inputs go first; a sink is what is one after that.
+        // Inputs are dropped first; sinks are those of the remaining graph.
         let n_inputs = degree(&|edge| edge.1, &is_kept);
         for (node, data) in profile.nodes.iter().enumerate() {
             is_kept[node] &= n_inputs[node] > 0 || !data.description.starts_with("Input");
@@ -141,7 +142,7 @@ impl Cleaned {
         graph
     }
 
-    /// Returns each node's ancestors, and which of them feed something beside the node and its ancestors.
+    /// Returns each node's ancestors, and those of them with consumers other than the node and its ancestors.
     fn closures(&self) -> (Vec<NodeSet>, Vec<NodeSet>) {
         let n_nodes = self.inputs.len();
         let mut ancestors = vec![NodeSet::empty(n_nodes); n_nodes];

@@ -123,7 +123,7 @@ fn loads_by_hand(workload: &DnnWorkload) -> f64 {
     let mut best = f64::INFINITY;
     for code in 0..n_devices.pow(n as u32) {
         let device: Vec<usize> = (0..n).map(|node| code / n_devices.pow(node as u32) % n_devices).collect();
-        // Devices can be put in a row such that no edge goes back: their quotient has no cycle.
+        // The quotient graph of the devices must have no cycle: they can be ordered so that no edge goes back.
         let mut order: Vec<usize> = (0..n_devices).collect();
         let mut is_contiguous = false;
         permute(&mut order, 0, &mut |order| {

@@ -1,14 +1,14 @@
 //! The other objective of dnn-partitioning: the latency of one sample on accelerators and CPUs.
 //!
-//! Tarnawski et al., NeurIPS 2020, appendix A, one contiguous piece an accelerator. A piece starts when all that it takes is ready, takes
-//! the time of its nodes and of its transfers, in and out, one after the other, and gives everything at its end. CPUs run each node when
-//! what it takes is ready, as many at once as there are, and pay no transfers.
+//! Tarnawski et al., NeurIPS 2020, appendix A, one contiguous piece an accelerator. A piece starts when all of its inputs are
+//! ready, takes the time of its nodes and of its transfers, in and out, one after the other, and gives all outputs at its end.
+//! CPUs run each node when its inputs are ready, as many at once as there are CPUs, and pay no transfers.
 //!
-//! Pieces and nodes on CPUs follow one another in some order, so a placement is a chain of ideals. A dynamic program over ideals keeps
-//! for each the placements of what is in it that no other beats: by accelerators used and by when each value that is still wanted
-//! is ready ([`crate::latency_search`]). One that cannot beat a target any more, by the longest path through what is left, is dropped. A search
-//! with few placements an ideal gives a plan, one with all of them proves it; where that takes too long, the largest target that no
-//! placement meets is the bound.
+//! Pieces and nodes on CPUs follow one another in some order, so a placement is a chain of ideals. A dynamic program over ideals
+//! keeps the placements of each that no other dominates: by accelerators used, and by when each value with takers left is ready
+//! ([`crate::latency_search`]). A placement that cannot beat the target is pruned, by the longest path through the rest. A beam
+//! search gives a plan, and a search that keeps all placements proves it; if that takes too long, the largest target that no
+//! placement meets is the lower bound.
 
 use partitioner::Ideals;
 use schema::DnnWorkload;
@@ -24,7 +24,7 @@ use crate::{
 pub struct LatencyPlan {
     /// Time from the first node's start to the last one's end, in the unit of the workload.
     pub latency: f64,
-    /// No placement takes less.
+    /// Lower bound of the latency over all placements.
     pub lower_bound: f64,
     /// Accelerators in the order that they are used; then the CPUs together, if anything is left to them.
     pub devices: Vec<LoadDevice>,
@@ -38,10 +38,10 @@ pub enum LatencyError {
     /// A training workload.
     #[error("node `{0}` is of a backward pass; the latency of one sample is planned for inference")]
     Backward(String),
-    /// Too many nodes for any cut to be looked at.
+    /// Too many nodes for any search.
     #[error("the graph has {0} nodes; for latency {NODES} at most are planned")]
     TooLarge(usize),
-    /// What accelerators cannot hold or run has no CPU.
+    /// Nodes that accelerators cannot hold or run, without a CPU.
     #[error("no placement was found: {accelerators} accelerators of {available} bytes, and no CPU")]
     Accelerators {
         /// Accelerators.
@@ -53,14 +53,14 @@ pub enum LatencyError {
 
 /// The most nodes.
 const NODES: usize = 10_000;
-/// The most ideals that are enumerated, and the most bits of all together.
+/// The most ideals that are enumerated, and the most bits of all of them together.
 const IDEALS: usize = 60_000;
 const BITS: usize = 1 << 28;
-/// The most ideals with which free nodes stay by themselves.
+/// The most ideals with which free nodes are not merged into neighbours.
 const FEW_IDEALS: usize = 8_000;
-/// Placements of an ideal that the first searches keep.
+/// Widths of the first beam searches: placements kept for each ideal.
 const BEAMS: [usize; 3] = [1, 4, 24];
-/// Steps of each search with few placements, of the one that proves, and of each of those that bound.
+/// Step limits of each beam search, of the proving search, and of each search for a bound.
 const STEPS: [u64; 3] = [100_000_000, 400_000_000, 60_000_000];
 /// Targets that are tried for a bound.
 const TARGETS: usize = 8;
@@ -91,7 +91,7 @@ pub fn latency_plan_within(workload: &DnnWorkload, limit: usize) -> Result<Laten
         graph = LatencyGraph::new(workload, true);
         all = Ideals::enumerate(&graph.inputs, limit);
     }
-    // One order of the nodes is soon searched, and holds the others small.
+    // A single order of the nodes is searched fast, and its plan prunes the other searches.
     let line = Ideals::of_order(&graph.order());
     let search = Search::new(&graph, &line);
     let mut best = Best { latency: f64::INFINITY, devices: Vec::new() };
@@ -106,7 +106,7 @@ pub fn latency_plan_within(workload: &DnnWorkload, limit: usize) -> Result<Laten
         let is_proven =
             outcome.is_complete && (graph.is_exact() || search.none_below(best.latency, STEPS[1]));
         bound = if is_proven { best.latency } else { search.bound(bound, best.latency, TARGETS, STEPS[2]) };
-        // Groups are one on CPUs, too, where they need not be.
+        // Groups are units on CPUs too, which the problem does not require: the bound must cover placements that divide them.
         bound = bound.min(graph.parted);
     }
     if best.latency.is_infinite() {
@@ -126,7 +126,7 @@ struct Best {
 }
 
 impl Best {
-    /// Searches with more and more placements an ideal.
+    /// Beam searches of growing width.
     fn improve(&mut self, graph: &LatencyGraph, ideals: &Ideals, search: &Search<'_>, beams: &[usize]) {
         for &beam in beams {
             let outcome = search.run(self.latency, Some(beam), Taken::Full, STEPS[0]);

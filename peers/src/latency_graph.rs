@@ -1,4 +1,4 @@
-//! A workload of dnn-partitioning as the search for the least latency sees it: groups of nodes that stay together, values between them.
+//! A workload of dnn-partitioning as input of the latency search: groups of nodes that stay together, values between them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -20,7 +20,7 @@ pub(crate) struct LatencyGraph {
     pub(crate) cpu: Vec<f64>,
     /// Memory of each group on an accelerator.
     pub(crate) size: Vec<f64>,
-    /// The least that size and time on CPUs may be taken for: a node without time that was put to a neighbour may be elsewhere, and on
+    /// Lower bounds of size and of time on CPUs: a node without time that was merged into a neighbour may be elsewhere, and on
     /// CPUs a class may give some of its values before others.
     pub(crate) least_size: Vec<f64>,
     pub(crate) least_cpu: Vec<f64>,
@@ -31,7 +31,7 @@ pub(crate) struct LatencyGraph {
     /// Memory of an accelerator, and how many there are.
     pub(crate) memory: f64,
     pub(crate) n_accelerators: u32,
-    /// The least that a placement takes which runs on CPUs what is one group here but need not be one there.
+    /// Lower bound of the placements that divide a group on CPUs.
     pub(crate) parted: f64,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct GroupValue {
     pub(crate) takers: NodeSet,
     /// Time to move it to or from an accelerator.
     pub(crate) cost: f64,
-    /// Time from the start of its group on CPUs until it is ready, and the least that this may be taken for.
+    /// Time from the start of its group on CPUs until it is ready, and a lower bound of it.
     pub(crate) cpu: f64,
     pub(crate) least_cpu: f64,
 }
@@ -78,7 +78,7 @@ impl LatencyGraph {
             .enumerate()
             .map(|(group, members)| paths.within(members, |node| group_of[node] == group))
             .collect();
-        // Values of one group that the same take at the same time are one.
+        // Values of one group with equal takers and times are one.
         let mut merged: BTreeMap<(usize, Vec<usize>, [u64; 2]), f64> = BTreeMap::new();
         for (node, to) in takers {
             let ready = on_cpus[group_of[node]].values.get(&node).copied().unwrap_or_default();
@@ -108,13 +108,13 @@ impl LatencyGraph {
             let own = nodes[node].cpu + nodes[node].accelerator;
             nodes[node].class.map_or(own, |class| class_time[&class])
         };
-        // What a class of no time was put to need not hold it.
+        // A class without time may be elsewhere than the neighbour that it was merged into.
         let is_free = |node: usize| merges_free && time(node) < 1e-6;
         let unlimited = vec![f64::INFINITY; n_groups];
         let (mut cpu, mut least_cpu, mut parted) = (unlimited.clone(), unlimited, f64::INFINITY);
         for (group, members) in groups.members.iter().enumerate().filter(|_| has_cpus) {
             [least_cpu[group], cpu[group]] = on_cpus[group].end;
-            // Several classes are one where one lies between two of another; CPUs need not have them all.
+            // Classes are one group if one lies between two nodes of another; CPUs may divide them.
             let timed = members.iter().filter(|&&node| time(node) > 0.0);
             let classes: BTreeSet<_> = timed.map(|&node| nodes[node].class.ok_or(node)).collect();
             if !on_cpus[group].is_known || classes.len() > 1 {
@@ -148,7 +148,7 @@ impl LatencyGraph {
         self.members.len()
     }
 
-    /// Tells whether the least that groups may be taken for is what they are.
+    /// Tells whether the lower bounds of all groups equal their values.
     pub(crate) fn is_exact(&self) -> bool {
         self.size == self.least_size
             && self.cpu == self.least_cpu
@@ -251,7 +251,7 @@ impl<'a> Paths<'a> {
         Self { workload, inputs, outputs, order, before, after }
     }
 
-    /// The least that a placement takes which runs a node on a CPU.
+    /// Lower bound of the placements that run a node on a CPU.
     fn through(&self, node: usize) -> f64 {
         self.before[node] + self.workload.nodes[node].cpu + self.after[node]
     }
@@ -300,12 +300,12 @@ impl<'a> Paths<'a> {
     }
 }
 
-/// A group on CPUs: times from when all that it takes is there.
+/// A group on CPUs: times from when all of its inputs are ready.
 struct OnCpus {
-    /// To the end: the least that it may be taken for, and the most.
+    /// To the end: lower bound and upper bound.
     end: [f64; 2],
     /// To each value that goes out, by node.
     values: BTreeMap<usize, [f64; 2]>,
-    /// No value may go out before all have come in.
+    /// Whether every output depends on every input.
     is_known: bool,
 }

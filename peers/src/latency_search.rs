@@ -1,4 +1,4 @@
-//! The dynamic program behind [`crate::latency_plan`]: placements of ideals that no other placement of the same ideal beats.
+//! The dynamic program behind [`crate::latency_plan`]: placements of ideals that no other placement of the same ideal dominates.
 
 use std::collections::HashMap;
 
@@ -6,18 +6,18 @@ use partitioner::Ideals;
 
 use crate::latency_graph::LatencyGraph;
 
-/// Placements that are kept at the most.
+/// The most placements that are kept.
 const LABELS: usize = 2_000_000;
 /// A placement must be better by this share to count.
 const GAIN: f64 = 1e-9;
 
-/// The search, and what it knows of each ideal.
+/// The search, with tables of each ideal.
 pub(crate) struct Search<'a> {
     graph: &'a LatencyGraph,
     ideals: &'a Ideals,
     /// By ideal: those with one group more, and which.
     larger: Vec<Vec<(u32, u32)>>,
-    /// By ideal: values that come from it and are wanted outside.
+    /// By ideal: values made in it with takers outside.
     wanted: Vec<Box<[u32]>>,
     /// By ideal, then wanted value: the least time from when it is ready to the end.
     rest: Vec<Box<[f64]>>,
@@ -25,20 +25,20 @@ pub(crate) struct Search<'a> {
     whole: f64,
 }
 
-/// What groups are taken to need.
+/// Which costs of groups to use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// What they do.
+    /// Their values.
     Full,
-    /// The least that they may.
+    /// Their lower bounds.
     Least,
 }
 
-/// Where a search has come to.
+/// The result of a search.
 pub(crate) struct Outcome {
     /// The best placement below the target.
     pub(crate) found: Option<Found>,
-    /// Nothing was left out.
+    /// No placement was left out: the search proves its result.
     pub(crate) is_complete: bool,
 }
 
@@ -59,11 +59,11 @@ pub(crate) struct Step {
 /// A placement of an ideal.
 struct Label {
     used: u32,
-    /// When all of it is done.
+    /// When all of the ideal is done.
     latest: f64,
     /// When each wanted value is ready.
     ready: Box<[f64]>,
-    /// The least latency of all that it can become.
+    /// Lower bound of the latency of all placements that extend it.
     least: f64,
     from: (u32, u32),
     is_accelerator: bool,
@@ -77,12 +77,12 @@ impl Label {
     }
 }
 
-/// A piece between two ideals, whatever came before.
+/// A piece between two ideals, independent of the placement before.
 #[derive(Default)]
 struct Piece {
-    /// Wanted values of the first ideal that it takes.
+    /// Wanted values of the first ideal that are its inputs.
     takes: Vec<usize>,
-    /// For each wanted value of the second: where it stands among those of the first; none for its own.
+    /// For each wanted value of the second ideal: its index among those of the first; `None` for the piece's own.
     stays: Vec<Option<usize>>,
     /// When each of its own is ready, after its start.
     ready: Vec<f64>,
@@ -142,7 +142,7 @@ impl<'a> Search<'a> {
         self.whole
     }
 
-    /// Tells whether a search among all placements finds none below a target, memory taken lightly.
+    /// Tells whether the search over all placements, with lower bounds for memory and time, finds none below a target.
     pub(crate) fn none_below(&self, target: f64, steps: u64) -> bool {
         let outcome = self.run(target, None, Taken::Least, steps);
         outcome.is_complete && outcome.found.is_none()
@@ -236,7 +236,7 @@ impl<'a> Search<'a> {
         Outcome { found, is_complete: beam.is_none() }
     }
 
-    /// Puts together what a piece takes and gives: one group on CPUs, taken for what it is, or what an accelerator runs.
+    /// Fills in the inputs, outputs and time of a piece: one group on CPUs, or the groups of an accelerator.
     fn piece(&self, start: usize, end: usize, on_cpus: Option<Taken>, piece: &mut Piece) {
         let is_inside = |group: usize| self.ideals.is_between(start, end, group);
         piece.takes.clear();
@@ -315,7 +315,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Adds a label that no other is as good as, in the place of those that it is as good as. Returns whether there are more now.
+/// Adds a label unless another dominates it, and drops those that it dominates. Returns whether there are more now.
 fn keep(labels: &mut Vec<Label>, next: Label, beam: Option<usize>) -> bool {
     if labels.iter().any(|label| label.is_as_good_as(&next)) {
         return false;

@@ -4,10 +4,10 @@
 //! whose output crosses the device's border, once, inwards or outwards; a CPU pays no transfers. Devices hold
 //! contiguous pieces of the forward graph, so a placement is a chain of ideals.
 //!
-//! Exact by dynamic programming over the ideals (O(Q²) pairs a layer), held small by bounds: the best placement along a few
-//! linear orders is an upper bound U; an ideal can follow `a` accelerators only if it holds at most `a·U` of the work
-//! and leaves at most `(k-a)·U`; only pairs of such windows are looked at. With more ideals than the limit, the
-//! linear placement is the answer and the work that must be shared is the lower bound.
+//! Exact by dynamic programming over the ideals (O(Q²) pairs a layer), pruned by bounds: the best placement along a few linear
+//! orders is an upper bound U; an ideal can follow `a` accelerators only if it holds at most `a·U` of the work and leaves at most
+//! `(k-a)·U`; only pairs within such windows are visited. With more ideals than the limit, the linear placement is the answer and
+//! the shared work is the lower bound.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,7 +21,7 @@ use crate::load_groups::{Groups, groups};
 pub struct LoadPlan {
     /// Largest device load, in the unit of the workload.
     pub load: f64,
-    /// No placement has a smaller largest load.
+    /// Lower bound of the largest load over all placements.
     pub lower_bound: f64,
     /// Devices in the order of the pipeline, empty ones left out.
     pub devices: Vec<LoadDevice>,
@@ -237,7 +237,7 @@ impl<'a> Problem<'a> {
         LoadPlan { load: self.largest(pieces), lower_bound, devices, n_ideals }
     }
 
-    /// Accelerator time that CPUs can take over at most, each for `time` of its own.
+    /// Returns the most accelerator time that CPUs can take over, each for `time` of its own.
     fn relief(&self, time: f64) -> f64 {
         let mut ratio = 0.0_f64;
         let mut free = 0.0;
@@ -250,7 +250,7 @@ impl<'a> Problem<'a> {
         ratio * time + free
     }
 
-    /// Work that must be shared, and the largest group that cannot be.
+    /// Returns a lower bound of the largest load: the shared work, and the largest group.
     fn lower_bound(&self) -> f64 {
         let total: f64 = self.accelerator.iter().sum();
         let fits = |time: f64| {
@@ -447,7 +447,7 @@ impl<'a> Problem<'a> {
                         open[end] = smallest;
                         came[layer][end] = (is_accelerator, end as u32);
                     }
-                    // Later starts leave less work: go back until the work alone is too much.
+                    // Earlier starts leave more work: go back until the work alone is too much.
                     let until = starts.partition_point(|&start| (start as usize) < end);
                     for &start in starts[..until].iter().rev() {
                         let start = start as usize;
@@ -499,7 +499,7 @@ struct Layers {
 }
 
 impl Layers {
-    /// More devices than pieces help nobody.
+    /// More devices than pieces are of no use.
     fn new(workload: &DnnWorkload, n_groups: usize) -> Self {
         let count = |devices: u32| (devices as usize).min(n_groups);
         Self { n_cpus: count(workload.n_cpus), n_accelerators: count(workload.n_accelerators) }
@@ -525,7 +525,7 @@ impl Layers {
     }
 }
 
-/// Sums over each ideal, and what crosses its border.
+/// Sums over each ideal, and the nets that cross its border.
 struct Sums {
     work: Vec<f64>,
     cpu: Vec<f64>,
@@ -579,8 +579,8 @@ impl Sums {
         sums
     }
 
-    /// Load of the groups between two ideals: what crosses either border, but nets that cross both are paid once, or not
-    /// at all when they pass over the piece.
+    /// Returns the load of the groups between two ideals: nets that cross either border; a net that crosses both is paid once, or
+    /// not at all if it passes over the piece.
     fn accelerator_load(&self, problem: &Problem, ideals: &Ideals, start: usize, end: usize) -> f64 {
         if self.n_barred[end] != self.n_barred[start]
             || self.size[end] - self.size[start] > problem.workload.accelerator_memory * (1.0 + 1e-12)

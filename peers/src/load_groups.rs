@@ -1,4 +1,4 @@
-//! What the load-balance problem puts together before it is solved: nodes that share a class, and cycles of classes.
+//! Groups of the load-balance problem: nodes that share a class, and cycles of classes, are merged before it is solved.
 //!
 //! Tarnawski et al., "Efficient algorithms for device placement of DNN graph operators", NeurIPS 2020, section 4 and
 //! their code: contract each colour class; give backward classes without a forward mate an artificial one whose

@@ -4,12 +4,11 @@
 //! `t` devices each takes `Σ compute/d + (2·Σ cut/d + 4(d-1)w/(d·N))/bandwidth` for each micro-batch; its memory is
 //! `Σ A·y + B` with `y = ceil(D/d)`, `D` the replicas of this stage and all later ones; `d` divides `N`.
 //!
-//! Where Piper fills a table over (ideal, devices, replicas) and picks implementations greedily, we ask "can every stage
-//! keep within T?" for a few T. Under one T, more devices or more replicas behind a stage never help those before it, so
-//! each ideal keeps only the frontier of (replicas, devices), each stage takes the smallest `d` that
-//! keeps within T, and implementations are picked exactly. Cost: O(probes · Q² · |t| · frontier) time, O(Q · frontier)
-//! memory: a stage is looked at when it is asked for, after sums over ideals have said that it may fit ([`Sums`]), and what was
-//! worked out is kept while there is room ([`Recent`]).
+//! Where Piper fills a table over (ideal, devices, replicas) and picks implementations greedily, we ask "can every stage keep
+//! within T?" for a few T. Under one T, more devices or more replicas behind a stage never help the stages before it, so each
+//! ideal keeps only the frontier of (replicas, devices), each stage takes the smallest `d` that keeps within T, and
+//! implementations are picked exactly. Cost: O(probes · Q² · |t| · frontier) time, O(Q · frontier) memory: a stage is built on
+//! demand, after sums over ideals have not ruled it out ([`Sums`]), and kept while there is room ([`Recent`]).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,7 +20,7 @@ use schema::{PiperImplementation, PiperWorkload};
 
 use crate::{piper_recent::Recent, piper_sums::Sums};
 
-/// What may be used.
+/// Which kinds of parallelism and implementations a plan may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PiperOptions {
     /// Stages with replicas.
@@ -43,7 +42,7 @@ impl Default for PiperOptions {
 pub struct PiperPlan {
     /// Seconds for each micro-batch: the slowest stage.
     pub period: f64,
-    /// No plan is faster.
+    /// Lower bound of the period.
     pub lower_bound: f64,
     /// Stages in the order of the model.
     pub stages: Vec<PiperStage>,
@@ -135,7 +134,7 @@ pub fn piper_plan(workload: &PiperWorkload, options: PiperOptions) -> Result<Pip
     };
     let mut low = solver.lower_bound();
     while low < best.period * (1.0 - 1e-12) {
-        // Near the end, ask whether anything at all is better than what we have.
+        // Close to the bound, probe just below the best period.
         let is_near = best.period - low < best.period * 1e-3;
         let target = if is_near { best.period * (1.0 - 1e-12) } else { (low + best.period) / 2.0 };
         match solver.within(target) {
@@ -147,12 +146,12 @@ pub fn piper_plan(workload: &PiperWorkload, options: PiperOptions) -> Result<Pip
             }
         }
     }
-    // Picks that were cut short leave a doubt of this size.
+    // An implementation pick that met its limit leaves a gap of this size.
     best.lower_bound = best.period * (1.0 - solver.doubt);
     Ok(best)
 }
 
-/// What a probe comes to.
+/// The result of a probe.
 enum Within {
     Plan(PiperPlan),
     None,
@@ -162,7 +161,7 @@ enum Within {
 
 struct Solver<'a> {
     workload: &'a PiperWorkload,
-    /// Bytes of a device; the workload's but where a plan is looked for that would fit.
+    /// Bytes of a device: the workload's, or more in the search for the memory that would fit.
     memory: f64,
     ideals: Ideals,
     /// Degrees of tensor parallelism that are tried.
@@ -195,7 +194,7 @@ impl Stage {
     }
 }
 
-/// A point of a frontier: what the stages from here to the end take.
+/// A point of a frontier: replicas and devices of the stages from here to the end.
 #[derive(Clone, Copy)]
 struct Point {
     replicas: u32,
@@ -204,18 +203,18 @@ struct Point {
     came: (u32, u32, u8, u32),
 }
 
-/// Points of which none takes as few replicas and devices as another: by replicas, devices fall.
+/// Points of which none dominates another: devices fall as replicas rise.
 #[derive(Clone, Default)]
 struct Frontier(Vec<Point>);
 
 impl Frontier {
-    /// Tells whether a point takes no more of either.
+    /// Tells whether a point has no more replicas and no more devices.
     fn has(&self, replicas: u32, devices: u32) -> bool {
         let after = self.0.partition_point(|point| point.replicas <= replicas);
         after > 0 && self.0[after - 1].devices <= devices
     }
 
-    /// Adds a point that [`Self::has`] not, in the place of those that take as much.
+    /// Adds a point that no other dominates, and drops those that it dominates.
     fn insert(&mut self, point: Point) {
         let first = self.0.partition_point(|other| other.replicas < point.replicas);
         let n_worse = self.0[first..].iter().take_while(|other| other.devices >= point.devices).count();
@@ -229,7 +228,7 @@ impl<'a> Solver<'a> {
         let position: HashMap<i64, usize> =
             workload.nodes.iter().enumerate().map(|(index, node)| (node.id, index)).collect();
         let mut edges = vec![Vec::new(); n_nodes];
-        // Ideals are taken from the end of the model: what a node leads to must be in already.
+        // Ideals are enumerated from the end of the model, so a node's takers come before it.
         let mut outputs = vec![Vec::new(); n_nodes];
         for edge in &workload.edges {
             let (from, to) = (position[&edge.source], position[&edge.target]);
@@ -276,7 +275,7 @@ impl<'a> Solver<'a> {
         self.work[self.work.len() - 1] / f64::from(self.workload.n_devices)
     }
 
-    /// Puts together what a stage may be made of; every node has an implementation at the degree.
+    /// Returns the stage between two ideals; every node has an implementation at the degree.
     fn stage_between(&self, start: usize, end: usize, degree: usize) -> Stage {
         let nodes: Vec<usize> = self.ideals.between(start, end).collect();
         let is_inside = |node: usize| self.ideals.is_between(start, end, node);
@@ -337,10 +336,10 @@ impl<'a> Solver<'a> {
         let total = self.work[n_ideals - 1];
         let mut frontiers = vec![Frontier::default(); n_ideals];
         frontiers[0].insert(Point { replicas: 0, devices: 0, came: (0, 0, 0, 0) });
-        // Ideals that some stages end at, and the fewest devices that these take.
+        // Ideals at which some stage ends, and the least devices of the stages behind.
         let mut reached = vec![(0_usize, 0_u32)];
         for end in 1..n_ideals {
-            // Devices that the rest of the model needs at the least.
+            // Lower bound of the devices for the rest of the model.
             let rest = ((total - self.work[end]) / target * (1.0 - 1e-9)).ceil();
             let rest = if rest.is_finite() { rest as u32 } else { 0 };
             let mut frontier = Frontier::default();
@@ -365,8 +364,8 @@ impl<'a> Solver<'a> {
         self.plan(&frontiers).map_or(Within::None, Within::Plan)
     }
 
-    /// Returns which number of replicas a stage from `start` to `end` needs at the least; none where that is too many beside
-    /// the devices that others take, or where there is no such stage.
+    /// Returns the index of the least replicas that a stage from `start` to `end` needs; `None` if these are too many beside the
+    /// other stages' devices, or if there is no such stage.
     fn fewest(&self, (start, end, degree): (usize, usize, usize), target: f64, others: u32) -> Option<usize> {
         let least = self.sums.compute(degree, start, end)? / target * (1.0 - 1e-9);
         let (width, n_devices) = (self.degrees[degree], self.workload.n_devices);
@@ -380,7 +379,8 @@ impl<'a> Solver<'a> {
         (others.saturating_add(fewest * width) <= n_devices).then_some(first)
     }
 
-    /// Adds what a stage from `start` to `end` leads to from the points there, `first` the number of replicas that it needs.
+    /// Extends the points at one end of a stage from `start` to `end` by it; `first` is the least number of replicas that it
+    /// needs.
     fn grow(
         &mut self,
         points: &Frontier,
@@ -456,7 +456,7 @@ impl<'a> Solver<'a> {
         PiperError::TooLong { ideals: self.ideals.len(), visits: self.visits }
     }
 
-    /// Finds what is in the way when nothing fits.
+    /// Returns the reason why nothing fits.
     fn why_not(&mut self) -> PiperError {
         let available = self.workload.memory;
         for (index, node) in self.workload.nodes.iter().enumerate() {

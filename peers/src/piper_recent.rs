@@ -1,4 +1,4 @@
-//! Stages of a Piper workload and their times that were worked out of late, forgotten all at once when there are many.
+//! A memo table of the stages of a Piper workload and their times; emptied when it is full.
 
 use std::{collections::HashMap, rc::Rc};
 
@@ -7,12 +7,12 @@ use crate::piper::Stage;
 /// A stage: the ideals that it starts and ends at, and its degree.
 type Key = (u32, u32, u8);
 
-/// Times that are kept at the most.
+/// The most times that are kept.
 const TIMES: usize = 1 << 18;
-/// Nodes of stages that are kept at the most.
+/// The most nodes of stages that are kept.
 const NODES: usize = 1 << 16;
 
-/// What was worked out of late.
+/// Memo table of stages and times.
 #[derive(Default)]
 pub(crate) struct Recent {
     times: HashMap<(Key, u32, u32), f64>,

@@ -1,6 +1,6 @@
-//! Sums over the ideals of a Piper workload, which tell at once what a stage between two of them takes at the least.
+//! Sums over the ideals of a Piper workload: a lower bound in O(1) of any stage between two of them.
 //!
-//! A sum of an ideal less one of an ideal inside it is the stage's. Sums round, so that a little is taken off each answer.
+//! A stage's sum is that of one ideal less that of an ideal inside it. Sums round, so a little is taken off each answer.
 
 use std::collections::HashMap;
 
@@ -8,9 +8,9 @@ use schema::PiperImplementation;
 
 use partitioner::Ideals;
 
-/// The most numbers that are kept for memory; beyond, nothing is known.
+/// The most numbers that are kept for memory; beyond, there is no bound.
 const NUMBERS: usize = 1 << 21;
-/// What sums may be off by, of the whole.
+/// Rounding error of a sum, as a share of the whole.
 const ROUNDING: f64 = 1e-12;
 
 /// By degree, then node: implementations.

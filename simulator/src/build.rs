@@ -1,8 +1,8 @@
 //! From an order on a machine to a graph of tasks: computation, transfers, copies, collectives, optimizer.
 //!
-//! Programs are walked as far as they go, like the clock does it, so every task is made after what it waits for and
-//! a deadlock shows here. Each device computes in program order; transfers of a device leave in the order in which
-//! their values are made; copies and collectives have streams of their own.
+//! Programs are walked in turn, each until it has to wait, as in the clock, so every task is added after the tasks that it waits
+//! for, and a deadlock shows here. Each device computes in program order; transfers of a device leave in the order in which their
+//! values are made; copies and collectives have streams of their own.
 
 pub(crate) mod collectives;
 mod host;
@@ -28,7 +28,7 @@ use crate::{
 };
 
 const NONE: TaskId = TaskId::MAX;
-/// Bounds on memory, far above any real step.
+/// Limits on memory, far above any real step.
 const MAX_OPS: usize = 16 << 20;
 const MAX_ARRIVALS: usize = 1 << 28;
 
@@ -44,7 +44,7 @@ struct Edge {
 /// Builds the graph of one step.
 ///
 /// # Errors
-/// Says what does not fit together, or where programs wait for each other.
+/// Names the first inconsistency, or where programs wait for each other.
 pub fn build(workload: &Workload, order: &Order, machine: &Machine) -> Result<StepGraph, SimulateError> {
     build_steps(workload, order, machine, 1)
 }
@@ -153,7 +153,7 @@ struct Builder<'a> {
     tail: Vec<[TaskId; 5]>,
     /// Channels to other programs, by sender.
     channels: Vec<Vec<Channel>>,
-    /// Copies out and computations of each program, in order: what bounds the copies' lead.
+    /// Copies out and computations of each program, in order: they limit how far copies run ahead.
     copies_out: Vec<Vec<TaskId>>,
     computed: Vec<Vec<TaskId>>,
     /// The last pass of each stage that makes gradients of its parameters, by program.
@@ -163,21 +163,21 @@ struct Builder<'a> {
     ports: BTreeMap<(usize, usize, bool), u32>,
     /// Programs that run each stage of the model: replicas and copies.
     members: Vec<Rc<[usize]>>,
-    /// How each stage's programs talk, once they have.
+    /// The team of each stage, once it is needed.
     teams: Vec<Option<Rc<Team>>>,
-    /// The same of programs that share a stage out together, by stage and group, once they have.
+    /// The teams of programs that shard a stage together, by stage and group, once they are needed.
     groups: BTreeMap<(usize, usize), Option<Rc<Team>>>,
     /// Links on which a group's messages queue, by its programs and direction.
     queues: BTreeMap<(Rc<[usize]>, bool), u32>,
-    /// What the next forward pass of each stage waits for: messages, and the share of the pass before their layer.
+    /// Waits of the next forward pass of each stage: messages, and the share of the pass before their layer.
     updates: Vec<Vec<(TaskId, u64, u64)>>,
-    /// Stages of each program whose forward pass has not waited for that in this step.
+    /// Stages of each program whose forward pass has not added these waits in this step.
     stale: Vec<Vec<usize>>,
     /// Where each program is between two updates, where weights change while micro-batches are on their way.
     rounds: Vec<Round>,
-    /// How programs that hold tied parameters talk, by tie, once they have.
+    /// The team of each tie, once it is needed.
     tie_teams: BTreeMap<usize, Option<Rc<Team>>>,
-    /// Gradients of tied parameters that are there, by tie and first micro-batch of an update.
+    /// Gradients of tied parameters made so far, by tie and first micro-batch of an update.
     tied: BTreeMap<(usize, usize), Vec<(TaskId, i64)>>,
     /// Each program's last optimizer step.
     stepped: Vec<Option<TaskId>>,
@@ -254,7 +254,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Forgets the step before but what each stream did last.
+    /// Clears the state of the step before, except for the last task of each stream.
     fn begin_step(&mut self) {
         for table in [
             &mut self.forward_done,
@@ -444,7 +444,7 @@ fn last_of(ops: &[Op]) -> BTreeMap<u32, Op> {
     ops.iter().filter(|op| op.kind.frees_activations()).map(|op| (op.stage, *op)).collect()
 }
 
-/// Returns the edges of one copy: the transfers, and the chain where nothing is listed.
+/// Returns the edges of one copy: the transfers, and an empty one from the stage before into each stage without any.
 fn edges(workload: &Workload, chain: usize) -> Vec<Edge> {
     let mut merged: BTreeMap<(usize, usize), Edge> = BTreeMap::new();
     for transfer in &workload.transfers {

@@ -1,8 +1,8 @@
 //! Exact times of an order with uniform costs: a longest path, in integers.
 //!
-//! No links, no memory sizes, no host: what the closed forms speak about. Each rank runs ahead until it lacks
-//! something that another makes; whoever makes it wakes the rank. O(operations), no graph is built, so an arithmetic
-//! [`Program`] of ten million operations needs only its two tables of end times.
+//! No links, memory or host: the model of the closed forms. Each rank runs ahead until it lacks a value of another rank, which
+//! wakes it when it has made the value. O(operations), no graph is built, so an arithmetic [`Program`] of ten million operations
+//! needs only its two tables of end times.
 
 use std::fmt;
 
@@ -53,7 +53,7 @@ pub struct Span {
 /// Why an order has no times.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ClockError {
-    /// Ranks wait for each other, or for what nobody makes.
+    /// Ranks wait for each other, or for a value that no rank makes.
     #[error("the order deadlocks: {}", show(blocked))]
     Deadlock {
         /// Where each rank stands that has not finished.
@@ -104,9 +104,9 @@ pub fn clock<P: Program>(program: &P, cost: &Cost) -> Result<Clock, ClockError> 
     clock_with(program, cost, |op| cost.of(op.kind), |_, _| {})
 }
 
-/// Times an order as PyTorch runs it: nobody wants the inputs' gradient of the first stage.
+/// Times an order as PyTorch runs it: without the input gradient of the first stage, which no stage needs.
 ///
-/// There a lone input gradient does nothing, and the weight gradient does the whole backward.
+/// Its lone input gradient takes no time, and its weight gradient that of a whole backward pass.
 ///
 /// # Errors
 /// As [`clock`].
@@ -316,7 +316,7 @@ fn blocked<P: Program>(
     blocked
 }
 
-/// Names the first few; the rest wait for them.
+/// Names the first few; the others wait for these.
 fn show(blocked: &[Blocked]) -> String {
     const SHOWN: usize = 8;
     let mut text = blocked.iter().take(SHOWN).map(Blocked::to_string).collect::<Vec<_>>().join("; ");
@@ -388,7 +388,7 @@ mod tests {
     /// A synchronous order is repeated as it is: a rank starts the next step when it has finished this one. An
     /// asynchronous one has no end of a step: it is longer by the micro-batches of a step.
     fn steady_period(schedule: Schedule, shape: Shape, cost: &Cost) -> Result<u64, ClockError> {
-        // By then every rank has met its slowest neighbour.
+        // By then every rank has waited for its slowest neighbour.
         let settled = shape.ranks + 2;
         let time = |steps: u32| {
             let step = |micro_batches| make_for_costs(schedule, Shape { micro_batches, ..shape }, *cost).ok();

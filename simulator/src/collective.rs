@@ -82,7 +82,7 @@ pub fn time(collective: Collective, algorithm: Algorithm, bytes: u64, group: &Gr
     parts(collective, algorithm, bytes, group).total()
 }
 
-/// What a collective takes alone: latency, then moving bytes.
+/// Time of a collective that runs alone: latency, then transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
     /// Nanoseconds of its hops.
@@ -130,8 +130,8 @@ pub fn parts(collective: Collective, algorithm: Algorithm, bytes: u64, group: &G
     }
 }
 
-/// Returns the bytes that leave a group's members for others, all members together: no algorithm saves any of them, and a
-/// parameter server takes and gives back what every member has.
+/// Returns the bytes that leave a group's members, all members together: the minimum over algorithms, except that with a
+/// parameter server every member sends and receives everything.
 pub fn sent(collective: Collective, algorithm: Algorithm, bytes: u64, n: u64) -> u64 {
     let times = match (collective, algorithm) {
         _ if n <= 1 => 0,
@@ -167,7 +167,7 @@ fn tree(collective: Collective, bytes: u64, n: u64, link: Link) -> Parts {
     match collective {
         Collective::AllReduce => hops_then(2 * depth, bytes.saturating_mul(2), link),
         Collective::Broadcast => hops_then(depth, bytes, link),
-        // Parts that differ by rank gain nothing from a tree.
+        // A tree is no faster for collectives whose parts differ by rank.
         _ => ring(collective, bytes, n, link),
     }
 }
@@ -191,7 +191,7 @@ fn hierarchical(collective: Collective, bytes: u64, group: &Group) -> Parts {
     }
 }
 
-/// Returns what it takes to push to servers, or to get the sums back: one direction of their links.
+/// Returns the time of a push to servers, or of a pull from them: one direction of their links.
 pub fn to_servers(bytes: u64, servers: u32, group: &Group) -> Parts {
     let n = u64::from(group.n_ranks());
     if n <= 1 || bytes == 0 {

@@ -155,7 +155,7 @@ impl EventGraph {
         }
     }
 
-    /// Returns the tasks that the last end waits for, in order of time: each starts when the one before lets it.
+    /// Returns the critical path, in order of time: each task starts when the one before it lets it.
     ///
     /// Tasks may start and end otherwise than the graph alone says; `queued` is the task that went before another on a
     /// link that both need.

@@ -1,9 +1,9 @@
 //! Why a step takes as long as it does: what it divides into, and what a faster part would save.
 //!
-//! The split comes from simulating again with one hindrance less each time: host overhead, bandwidth, latency,
-//! optimizer. What remains is the order on free links; the busiest device's work is not bubble, and what it has
-//! more than the average is imbalance. The parts sum to the step. With shared ports a hindrance less can, rarely,
-//! make a step longer (a flow goes first that would better wait): a part may then be negative.
+//! The split comes from simulating again with one cause of delay less each time: host overhead, bandwidth, latency, optimizer.
+//! What remains is the order on free links; the busiest device's work is not bubble, and its excess over the average is
+//! imbalance. The parts sum to the step. With shared ports the step without a delay can, rarely, be longer (a flow goes first
+//! that should have waited): a part may then be negative.
 
 use std::collections::BTreeSet;
 
@@ -21,9 +21,9 @@ use crate::{
 pub struct Split {
     /// Average computing time of a device.
     pub compute: i64,
-    /// What the busiest device has above the average.
+    /// The busiest device's excess over the average.
     pub imbalance: i64,
-    /// Waiting that the order makes even with free communication.
+    /// Waiting due to the order, even with free communication.
     pub bubble: i64,
     /// What latency adds.
     pub latency: i64,

@@ -1,7 +1,7 @@
 //! A plan as numbers: seconds become whole nanoseconds, names become positions, stages get an order.
 //!
-//! The plan's costs are for the devices that its stages stand on. Stages that the schedule wants in more parts than
-//! the plan has are cut evenly, and the answer says so.
+//! The plan's costs are for the devices of its stages. If the schedule needs more stages than the plan has, each is cut evenly,
+//! and the notes say so.
 
 mod error;
 mod execution;
@@ -51,7 +51,7 @@ pub struct PlannedStep {
     pub kept: Vec<Kept>,
     /// Passes that are run.
     passes: Passes,
-    /// Devices of each rank: what a longer order is dealt to.
+    /// Devices of each rank, to which a longer order is dealt.
     rank_devices: Vec<Vec<usize>>,
 }
 
@@ -112,7 +112,7 @@ fn step(
     let most_replicas = rank_devices.iter().map(Vec::len).max().unwrap_or(1) as u32;
     let mut sync = execution::sync(&choices, most_replicas, &mut notes)?;
     if schedule.copies() > 1 && choices.bucket.is_none() {
-        // The copies add up each stage's gradients in one message.
+        // The copies sum each stage's gradients in one message.
         (sync.first_bucket, sync.bucket) = (u64::MAX, u64::MAX);
     }
     execution::offloaded(options, &mut stages, &mut notes)?;
@@ -222,7 +222,7 @@ fn order_of(
     Ok(order)
 }
 
-/// Returns what searched schedules are searched for: the average stage and hop.
+/// Returns the costs that searched schedules are made for: the average stage and hop.
 fn average_cost(stages: &[Stage], machine: &Machine, rank_devices: &[Vec<usize>]) -> Cost {
     let n = stages.len().max(1) as u64;
     let average = |time: fn(&Stage) -> u64| stages.iter().map(time).sum::<u64>() / n;

@@ -1,8 +1,8 @@
 //! From measured collectives to a link: latency α and bandwidth β.
 //!
 //! Each measured time is `hops · α + moved / β`, with hops and moved bytes of the ring or the tree, whichever is faster at
-//! the present α and β; these are then found by least squares of the relative error, and so on until nothing changes.
-//! O(rows) a round. What [`collective::time`] makes of the link is what is compared.
+//! the present α and β; these are then found by least squares of the relative error, and so on until nothing changes. O(rows) a
+//! round. Errors compare [`collective::time`] over the fitted link with the measured times.
 
 use crate::{
     Link,

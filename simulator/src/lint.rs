@@ -1,4 +1,4 @@
-//! Checks an order that somebody else wrote: what is missing, doubled, impossible or risky, with rank and position.
+//! Checks an order from elsewhere: operations that are missing, doubled, impossible or risky, with rank and position.
 //!
 //! Errors make an order wrong or stuck. Warnings are legal but a hazard to runtimes whose messages carry no tag: there
 //! a receiver that takes a stage's micro-batches in another order than they are sent gets the wrong one, or waits
@@ -41,7 +41,7 @@ pub struct Finding {
     pub severity: Severity,
     /// What kind of problem.
     pub problem: Problem,
-    /// Where it is; for what is nowhere, where it is called for.
+    /// Where it is; for a missing operation, where it is needed.
     pub place: OrderPosition,
 }
 
@@ -185,7 +185,7 @@ pub fn lint(order: &Order) -> Report {
     numbering(order, &mut findings);
     local_order(order, &places, &mut findings);
     let mut peak_activations = None;
-    // Only a complete order has times; without one, waiting for what is missing is no news.
+    // Only a complete order has times; without one, waits for missing operations are no finding of their own.
     if findings.is_empty() {
         match clock(order, &Cost::EQUAL) {
             Ok(clock) => peak_activations = Some(clock.peak_activations),
@@ -205,7 +205,7 @@ pub fn lint(order: &Order) -> Report {
     Report { findings, peak_activations }
 }
 
-/// Checks an order that was made here, which is complete and runs: for what a runtime may trip over alone.
+/// Checks a complete order that runs, as all orders of this crate: only for hazards of runtimes.
 pub fn lint_made(order: &Order) -> Report {
     let mut findings = Vec::new();
     crossed_messages(order, &mut findings);
@@ -245,7 +245,7 @@ fn index(order: &Order, findings: &mut Vec<Finding>) -> Places {
     places
 }
 
-/// Reports what the operations that are there call for and what is not there.
+/// Reports missing operations that others need.
 fn completeness(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
     let chain = order.chain.max(1);
     // An order without any backward is one for inference.
@@ -334,7 +334,7 @@ fn local_order(order: &Order, places: &Places, findings: &mut Vec<Finding>) {
         let mut first_half = None;
         for (position, op) in ops.iter().enumerate() {
             let place = OrderPosition { rank, position };
-            // What a fused pair makes is there only at its end: its second half cannot use the first's.
+            // Values of a fused pair exist only at its end: its second half cannot use those of the first.
             let start = first_half.take().unwrap_or_else(|| {
                 first_half = op.joined.then_some(position);
                 position
@@ -418,7 +418,7 @@ fn crossed_messages(order: &Order, findings: &mut Vec<Finding>) {
     for (channel, wanted) in &wanted {
         let (sender, ..) = channel;
         let Some(sent) = sent.get(channel) else { continue };
-        // The first difference is the news; everything behind it is out of step as well.
+        // Only the first difference is reported; later ones follow from it.
         let differs = wanted.iter().zip(sent).find(|((wanted, _), sent)| wanted != *sent);
         if let Some(((wanted, place), sent)) = differs {
             let problem = Problem::Crossed { wanted: *wanted, sent: *sent, sender: *sender };

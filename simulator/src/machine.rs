@@ -109,8 +109,8 @@ impl Machine {
         own.or_else(|| self.levels.get(self.level(a, b))).copied()
     }
 
-    /// Returns each device once, as a ring goes around them: those of a node side by side, nodes of a rack likewise, else as
-    /// they come. Which number a device has does not matter.
+    /// Returns each device once, in the order of a ring: devices of a node are adjacent, as are nodes of a rack; ties keep the
+    /// given order. The result does not depend on the devices' numbers.
     pub(crate) fn around(&self, mut devices: Vec<usize>) -> Vec<usize> {
         let mut seen = BTreeSet::new();
         devices.retain(|device| seen.insert(*device));
@@ -135,7 +135,7 @@ impl Machine {
     }
 }
 
-/// The time of what never ends: such times are refused before they are added up.
+/// A time above all others, for transfers that never end; it is refused before sums could overflow.
 pub(crate) const NEVER: u64 = u64::MAX >> 2;
 
 /// Returns the time to move bytes at a rate, rounded up to whole nanoseconds.

@@ -1,12 +1,11 @@
-//! Memory over time: what each device holds when, its peak, and what the peak consists of.
+//! Memory over time: the bytes that each device holds, its peak, and the parts of the peak.
 //!
-//! Parameters, gradients and optimizer state are there all the time; an old weight version from the update that follows
-//! it to the last pass that takes it, and what the order is too short to reach all the time. Activations of a
-//! micro-batch live from the start of its forward to the end of the backward that frees them, but for the part that
-//! waits in host memory; workspace and recomputed activations as long as their operation; buffers from the start of
-//! a transfer to its end on the sender, and to the start of the operation that uses them on the receiver; buckets
-//! while they are on their way; of parameters that replicas share out, two layers' while a pass needs them, and of gradients that
-//! they share out, two layers' while a pass makes them.
+//! Parameters, gradients and optimizer state are held all the time; an old weight version from the update that follows it to the
+//! last pass that uses it, or all the time if the order is too short to reach it. Activations of a micro-batch are held from the
+//! start of its forward pass to the end of the backward pass that frees them, except for the part that is offloaded; workspace
+//! and recomputed activations as long as their operation; transfer buffers from the start of a transfer to its end on the sender,
+//! and to the start of the operation that uses them on the receiver; buckets while they are summed; of sharded parameters, two
+//! layers' while a pass needs them, and of sharded gradients, two layers' while a pass makes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -162,11 +161,11 @@ pub(crate) fn over_time(
                 }
             }
             Work::Reduce { bytes, .. } => {
-                // A bucket is a copy of its gradients while it is on its way.
+                // A bucket is a copy of its gradients while it is summed.
                 let others = members.get(&(id as TaskId)).into_iter().flatten();
                 for program in others.chain([&task.label.program]) {
                     let device = workload.devices[*program];
-                    // Where gradients are shared out, the passes hold what is whole of them.
+                    // With sharded gradients, passes hold those that are not scattered yet.
                     let shares = workload.sync.sharding >= Sharding::Gradients;
                     let from = if shares { task.start.max(computed_until[*program]) } else { task.start };
                     hold(&mut changes[device], Use::Buffers, bytes, from, task.end);
@@ -176,7 +175,7 @@ pub(crate) fn over_time(
                 let one = bytes / u64::from(count.max(1));
                 hold(&mut changes[device], Use::Buffers, one, task.start, task.end);
             }
-            // The pass that makes them holds what is whole of them.
+            // The pass that makes these gradients holds those that are not scattered yet.
             Work::Scatter { .. } | Work::Gather { .. } | Work::Optimizer => {}
         }
     }
@@ -195,7 +194,7 @@ pub(crate) fn over_time(
     memory
 }
 
-/// What is on each device all the time.
+/// Returns the bytes that each device holds all the time.
 fn resident(workload: &Workload, n_devices: usize, tasks: &[Task]) -> Vec<[u64; 7]> {
     let n_stages = workload.stages.len().max(1);
     // A device holds a stage once for every copy of the model that it runs.
@@ -247,7 +246,7 @@ fn versions(
     }
     let order = Order { ranks, chain: workload.stages.len() as u32 };
     let mut ledgers = ledgers(&order, updates);
-    // When the share of an update was done whose optimizer has not stepped yet.
+    // Times at which a share of an update was done whose optimizer has not stepped yet.
     let mut due: Vec<Option<u64>> = vec![None; workload.devices.len()];
     let mut most = vec![0_u64; workload.devices.len()];
     let parameters = |program: usize| {
@@ -309,7 +308,7 @@ fn compute(workload: &Workload, op: Op, task: &Task, changes: &mut Vec<Change>) 
         changes.push(Change { at: task.end, bytes: -bytes, used_for: Use::Activations, activation });
     }
     if op.kind.frees_activations() && workload.sync.sharding >= Sharding::Gradients {
-        // A layer's gradients are whole until they are shared out.
+        // A layer's gradients are whole until they are scattered.
         let stage = &workload.stages[op.stage as usize % workload.stages.len()];
         hold(changes, Use::Buffers, stage.gathered(), task.start, task.end);
     }

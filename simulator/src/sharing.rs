@@ -1,13 +1,13 @@
-//! Times of a graph whose tasks hinder each other: an event loop over flows of bytes and queues of messages.
+//! Times of a graph whose tasks delay each other: an event loop over flows of bytes and queues of messages.
 //!
 //! * A flow waits out its latency, then drains at the smallest of its equal shares of the ports it uses; when a flow
 //!   comes or goes, the others on its ports go on at their new rates.
 //! * A queued message waits for its group's link: one at a time, the smallest rank first, never interrupted.
 //! * A device may compute slower while it takes part in a collective.
 //!
-//! Work is kept in floating point but ends are rounded up to whole nanoseconds and ties go by number, so a repetition
-//! gives the same bits. Where no two flows meet on a port and nothing is queued or slowed, the longest path is the
-//! answer already, and no event is made. O((tasks + waits)·log + Σ flows·neighbours).
+//! Work is kept in floating point but ends are rounded up to whole nanoseconds and ties go by number, so a repetition gives the
+//! same bits. If no two flows meet on a port and nothing is queued or slowed, the longest path is exact and no event loop runs.
+//! O((tasks + waits)·log + Σ flows·neighbours).
 
 mod event_loop;
 
@@ -31,7 +31,7 @@ pub(crate) fn times(step: &StepGraph, machine: &Machine) -> Times {
     Simulation::new(step, shares, if slows { machine.slowdown } else { 1.0 }).run()
 }
 
-/// Tells whether two flows use one port at once when each goes on as if it were alone.
+/// Tells whether two flows use one port at once if each runs as if it were alone.
 fn any_meet(step: &StepGraph, ends: &[u64]) -> bool {
     let mut by_port: Vec<Vec<(u64, u64)>> = vec![Vec::new(); step.n_ports];
     for flow in step.flows.iter().filter(|flow| flow.transfer > 0) {

@@ -157,7 +157,7 @@ pub enum Work {
         /// The pass that waits for them.
         op: Option<Op>,
     },
-    /// One micro-batch's gradients of a stage, added up and shared out: what replicas keep a share of does not wait for the others.
+    /// Reduce-scatter of one micro-batch's gradients of a stage, whose replicas keep a shard each.
     Scatter {
         /// The pass that made them.
         op: Op,
@@ -194,7 +194,7 @@ pub struct Label {
     pub work: Work,
 }
 
-/// A task that moves bytes: the graph's duration is what it takes alone.
+/// A task that moves bytes: its duration in the graph is the time it takes alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Flow {
     /// Its task.

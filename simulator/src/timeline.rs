@@ -47,7 +47,7 @@ pub struct Task {
     pub end: u64,
 }
 
-/// What the time of a program goes to, in nanoseconds; the parts sum to the step.
+/// Where a program's time goes, in nanoseconds; the parts sum to the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgramTime {
     /// Forward passes.
@@ -123,7 +123,7 @@ pub fn step_time(workload: &Workload, order: &Order, machine: &Machine) -> Resul
 /// # Errors
 /// As [`simulate`].
 pub fn period(workload: &Workload, order: &Order, machine: &Machine) -> Result<u64, SimulateError> {
-    // Where the next forward pass overtakes the gradients of the step before, the backlog takes its time to settle.
+    // If the next forward passes overtake the gradients of the step before, the backlog takes some steps to settle.
     let overlaps = workload.sync.mode.slice().is_some();
     let (settled, cycle) = if overlaps { (16, 8) } else { (3, 1) };
     let time = |n_steps| -> Result<u64, SimulateError> {
@@ -237,7 +237,7 @@ fn account(time: &mut ProgramTime, workload: &Workload, machine: &Machine, task:
                     }
                 }
             }
-            // What is left is what collectives beside the kernels slowed them by.
+            // The rest is the slowdown of kernels by collectives beside them.
             time.collective += left;
         }
         Work::Optimizer => time.optimizer += total,

@@ -1,5 +1,5 @@
-//! Weight versions of a pipeline without a flush: which of them a pass takes, how many a device keeps, and how old the
-//! weights are that gradients are computed with.
+//! Weight versions of a pipeline without a flush: which of them a pass uses, how many a device keeps, and how stale the weights
+//! of a gradient are.
 //!
 //! * PipeDream (Narayanan et al., SOSP 2019, §3.3) updates a stage after each micro-batch, or after one of each of its
 //!   replicas. With weight stashing, a forward pass takes the newest weights of its stage and the backward pass the
@@ -13,7 +13,7 @@
 //!   vertical sync                        1  1  1  1                    4  4  4  4      3  3  3  3
 //! ```
 //!
-//! A device keeps its newest weights, and older ones until the last of its micro-batches that takes them is through.
+//! A device keeps its newest weights, and older ones until the last of its micro-batches that uses them is through.
 //! Orders alone decide all of this: no pass of a device starts between its share of an update and that update.
 
 use crate::order::{Kind, Op, Order};
@@ -46,7 +46,7 @@ impl Updates {
     }
 }
 
-/// What a stage of an endless pipeline needs for its versions.
+/// Weight versions of a stage of an endless pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Most versions of its weights at once, the newest included.
@@ -81,13 +81,13 @@ pub fn kept(replicas: &[u32], updates: Updates) -> Vec<Kept> {
             vec![in_step(first.1); replicas.len()]
         }
         Updates::VerticalSync => replicas.iter().map(|n| out_of_step((*n).max(1), first)).collect(),
-        // The period's and the newest, however long the period: it is no shorter than the pipeline.
+        // The version of the period and the newest one; a period is no shorter than the pipeline.
         Updates::DoubleBuffered { .. } => vec![Kept { versions: 2, staleness: 1 }; replicas.len()],
     }
 }
 
-/// What vertical sync asks of a stage of `n` replicas, whose updates are not those of the first stage: its replicas, and
-/// their rounds on their way.
+/// Returns the versions under vertical sync of a stage of `n` replicas that updates at other times than the first stage: `first`
+/// is the first stage's replicas and their rounds in flight.
 fn out_of_step(n: u32, first: (u32, u32)) -> Kept {
     let (n, first, rounds) = (u64::from(n), u64::from(first.0), u64::from(first.1));
     // The version of this stage that a micro-batch takes: what the first stage had seen, as far as this one had it, too.

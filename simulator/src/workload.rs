@@ -1,4 +1,4 @@
-//! What is to be run: stages, what crosses between them, and what happens to gradients. Nanoseconds and bytes.
+//! The input of a simulation: stages, transfers between them, and gradient sync. Nanoseconds and bytes.
 
 use crate::versions::Updates;
 
@@ -7,7 +7,7 @@ use crate::versions::Updates;
 pub struct Workload {
     /// Stages of one copy of the model, in its order.
     pub stages: Vec<Stage>,
-    /// Values between stages. A stage that nothing is listed for follows the one before it.
+    /// Values between stages. A stage without an incoming entry follows the one before it.
     pub transfers: Vec<Transfer>,
     /// Device of each program of the order.
     pub devices: Vec<usize>,
@@ -56,8 +56,8 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Bytes of parameters that are there whole at once where replicas share them out: the largest layer's beside those of the next,
-    /// or all where layers are not known.
+    /// Bytes of sharded parameters that are gathered at once: twice the largest layer's, for it and the next one, or all if
+    /// layers are not known.
     pub fn gathered(&self) -> u64 {
         let largest = self.layers.iter().map(|layer| layer.gradients).max();
         largest.map_or(self.memory.parameters, |bytes| self.memory.parameters.min(bytes.saturating_mul(2)))
@@ -84,7 +84,8 @@ pub struct StageMemory {
     pub gradients: u64,
     /// Optimizer state.
     pub optimizer: u64,
-    /// Weight versions beside the newest, in the long run: what the order is too short to reach is there from its start.
+    /// Weight versions beside the newest, in the steady state: those that the order is too short to reach are held from its
+    /// start.
     pub older_versions: u64,
     /// What autograd keeps for one micro-batch from its forward to its backward.
     pub activations: u64,

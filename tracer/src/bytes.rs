@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
         Self { source, at: 0, held: Vec::new(), first: 0 }
     }
 
-    /// Returns what is held from the place on.
+    /// Returns the bytes read ahead, from the position on.
     fn ahead(&mut self) -> io::Result<&[u8]> {
         let size = self.source.size();
         let is_held = |at: u64| at >= self.first && at - self.first < self.held.len() as u64;

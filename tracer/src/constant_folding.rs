@@ -1,8 +1,8 @@
 //! Constant folding: how often a loop runs, and which branch a condition takes.
 //!
 //! Scripted code that was called from a trace counts its loops by `range(min([9223372036854775807, len(list)]))` and asks
-//! `x is None` before it does anything; both are settled once the trace says what was passed. A branch that does nothing
-//! but raise is a check: the model goes on by the other branch, or not at all.
+//! `x is None` before it does anything; both are constants once the arguments in the trace are known. A branch that only raises is a
+//! check: the model goes on by the other branch, or not at all.
 
 use std::cell::Cell;
 
@@ -20,7 +20,7 @@ pub(crate) fn known(operand: &Operand, values: &[Value], nodes: &[Node]) -> Opti
     Reader { values, nodes, looks: Cell::new(0) }.constant(operand, MAX_DEPTH)
 }
 
-/// Tells whether an operator of scripted code only counts or asks.
+/// Tells whether an operator of scripted code only computes or tests a number for control flow.
 pub(crate) fn only_asks(operator: &str) -> bool {
     matches!(
         arithmetic(operator),
@@ -29,13 +29,13 @@ pub(crate) fn only_asks(operator: &str) -> bool {
     )
 }
 
-/// Returns the name space of an operator, and what it computes of numbers.
+/// Returns the name space of an operator, and its arithmetic.
 fn arithmetic(operator: &str) -> (&str, Arithmetic) {
     let (space, name) = operator.split_once("::").unwrap_or(("", operator));
     (space, Arithmetic::of(name))
 }
 
-/// Returns what such an operator gives, where only constants decide it: it leaves no node.
+/// Returns the result of such an operator if only constants decide it: it leaves no node.
 pub(crate) fn settled(
     operator: &str,
     arguments: &[Argument],
@@ -49,7 +49,7 @@ pub(crate) fn settled(
 /// The operator that ends a model with an exception.
 pub(crate) const RAISE: &str = "prim::RaiseException";
 
-/// Chooses the branch that a model goes on by: what the condition says, or the one that does not end in an exception.
+/// Chooses the branch that a model takes: the one of the condition, or the one that does not end in an exception.
 pub(crate) fn taken<T>(
     condition: Option<Constant>,
     then: T,
@@ -137,7 +137,7 @@ impl<'p> Reader<'p> {
             ("aten", _) if numbers.compares() => {
                 let both = all().collect::<Option<Vec<Constant>>>()?;
                 let [a, b] = both.as_slice() else { return None };
-                // Nothing is said of a not-a-number.
+                // Comparisons with a NaN stay undecided.
                 let order = match (int(a.clone()), int(b.clone())) {
                     (Some(a), Some(b)) => a.cmp(&b),
                     _ => float(a)?.partial_cmp(&float(b)?)?,
@@ -177,7 +177,7 @@ impl<'p> Reader<'p> {
         (node.outputs.len() == 1).then_some(node)
     }
 
-    /// Tells whether an operand is `None`; nothing where that is decided while the model runs.
+    /// Tells whether an operand is `None`; `None` if that is decided while the model runs.
     fn is_none(&self, operand: &Operand) -> Option<bool> {
         match operand {
             Operand::Constant(constant) => Some(*constant == Constant::None),

@@ -434,7 +434,7 @@ pub struct Recorded {
     pub inputs: Vec<RecordedInput>,
     /// Types of the outputs of every tensor-valued node of the inlined graph, in execution order.
     pub nodes: Vec<RecordedNode>,
-    /// What the trace has fixed although it may be another on other inputs, and what else was found while tracing.
+    /// Decisions that the trace has fixed and other inputs might change, and other findings of tracing.
     pub notes: Vec<TraceNote>,
     /// Whether the trace was compared with the model.
     pub comparison: Comparison,
@@ -447,14 +447,14 @@ pub struct Recorded {
 pub struct TraceNote {
     /// File and line of the statement in the model's source, where one is known.
     pub place: Option<(String, u64)>,
-    /// What it does, and how it appears in the trace.
+    /// The statement's effect, and how it appears in the trace.
     pub text: String,
 }
 
 /// Whether a trace was compared with its model on an input that it was not traced with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Comparison {
-    /// Nothing is known: an older archive, or one that torch itself has written.
+    /// The archive does not say: it is an older one, or torch itself has written it.
     #[default]
     Unknown,
     /// Both gave the same.

@@ -78,7 +78,7 @@ fn joined(diagram: &Diagram, chain: &[BoxId], last: &DiagramBox) -> DiagramBox {
         _ => names.join(" · "),
     };
     joined.operators = first.operators.start..last.operators.end;
-    // What comes out is what the last one gives.
+    // The output of a chain is that of its last operator.
     joined.attributes = vec![("operators".to_string(), names.join(", "))];
     joined.attributes.extend(last.attributes.iter().filter(|(name, _)| name == "output").cloned());
     joined

@@ -13,7 +13,7 @@ const STRAIGHT: f64 = 24.0;
 /// Less than this is no step.
 const SAME: f64 = 0.5;
 
-/// What one net does in a channel: it comes from one place above and goes to some below.
+/// One net in a channel: from one place above to some below.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Crossing {
     pub from: f64,

@@ -1,5 +1,5 @@
-//! What stays closed unless the deepest level is asked for, because opening it shows nothing of the model: norms that are written in
-//! arithmetic, a product with its cast, and the arithmetic on positions and masks in front of a transformer.
+//! Blocks that stay closed unless the deepest level is asked for, because their inside shows nothing of the model: norms that are
+//! written in arithmetic, a product with its cast, and the arithmetic on positions and masks in front of a transformer.
 //!
 //! A block that a plan cuts stays open: the cut is to be seen.
 
@@ -55,7 +55,7 @@ pub(crate) fn find(diagram: &Diagram) -> Closed {
     Closed { is_small, runs }
 }
 
-/// Closes what stays closed.
+/// Closes these blocks.
 pub(crate) fn close_small(diagram: &Diagram) -> Diagram {
     let Closed { is_small, runs } = find(diagram);
     let mut keep: Vec<BoxId> = diagram.ids().collect();
@@ -134,8 +134,8 @@ pub(crate) fn framed(diagram: &Diagram) -> (Diagram, Vec<BoxId>) {
     (result, closed)
 }
 
-/// Tells for each box whether all that it computes follows from sizes, constants and whole numbers of the inputs, no parameter
-/// and no activation.
+/// Tells for each box whether it computes only with sizes, constants and whole numbers of the inputs, without parameters or
+/// activations.
 fn index_arithmetic(diagram: &Diagram) -> Vec<bool> {
     let mut is_other = vec![false; diagram.boxes().len()];
     for id in diagram.ids().filter(|id| diagram.is_leaf(*id)) {
@@ -156,7 +156,7 @@ fn index_arithmetic(diagram: &Diagram) -> Vec<bool> {
             wire.sinks.iter().for_each(|sink| is_other[sink.index()] = true);
         }
     }
-    // A block is what all in it are.
+    // A block is one if all boxes in it are.
     for id in diagram.ids().rev().filter(|id| !diagram.is_leaf(*id)) {
         is_other[id.index()] = diagram.get(id).children.iter().any(|child| is_other[child.index()]);
     }

@@ -104,7 +104,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Those with a colour, in the order of the palette.
+    /// The families with a colour, in the order of the palette.
     pub const ALL: [Family; 9] = [
         Family::Module,
         Family::Convolution,

@@ -45,7 +45,7 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
     });
     diagram.amounts = overlay.amounts.as_ref().map(|amounts| amounts.name.clone());
     diagram.has_stages = overlay.stages.is_some();
-    // Who makes each value, for those that are drawn; several where a list is taken apart.
+    // The boxes that make each drawn value; several if a list is taken apart.
     let mut makers: Vec<Vec<BoxId>> = vec![Vec::new(); graph.values.len()];
     for input in &graph.inputs {
         let value = graph.value(*input);
@@ -141,8 +141,8 @@ fn kept_whole(operator: &Operator) -> Option<&'static str> {
 
 /// Tells for each operator whether a drawn tensor leads from it to an output.
 ///
-/// Sizes are at times computed with tensors that hold one number; what only sizes are made of is not drawn. Nor is the cast of a
-/// weight, of which mixed precision has one before each product: like the weight, it belongs to what reads it.
+/// Some sizes are computed with tensors of one number; operators that serve sizes alone are not drawn. Nor is the cast of a
+/// weight, which mixed precision puts before each product: like the weight, it belongs to its reader.
 fn shown(graph: &ModelGraph) -> Vec<bool> {
     let mut is_live = vec![false; graph.values.len()];
     for output in &graph.outputs {

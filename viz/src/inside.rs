@@ -16,9 +16,9 @@ const GUTTER: f64 = 18.0;
 const MARGIN: f64 = 12.0;
 /// Strips are no shorter than this.
 const SHORTEST_STRIP: f64 = 300.0;
-/// A strip is longer than this part of what was aimed for only where it cannot be broken before.
+/// A strip exceeds the wanted length by more than this factor only if it cannot be broken before.
 const LONGEST_STRIP: f64 = 1.2;
-/// The last strip is at least this part of what was aimed for.
+/// The last strip has at least this share of the wanted length.
 const SHORTEST_TAIL: f64 = 0.25;
 /// Strips with more lines between them than this would be harder to read than a ribbon.
 const MOST_LINES_BETWEEN_STRIPS: usize = 8;
@@ -32,7 +32,7 @@ pub(crate) struct Wrap {
     pub longest: f64,
     /// Drawings of a smaller aspect ratio (length over breadth) stay in one piece, too.
     pub slenderest: f64,
-    /// What to aim for, length by breadth.
+    /// The wanted aspect ratio, length over breadth.
     pub wanted: f64,
 }
 

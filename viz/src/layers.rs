@@ -36,7 +36,7 @@ pub(crate) struct SheetNode {
     pub role: Role,
     /// Room along the flow.
     pub length: f64,
-    /// What of it lies behind the box: the label of what leaves it.
+    /// The part of the length behind the box: the label of its outputs.
     pub label: f64,
     /// Room across the flow, before and after the centre.
     pub before: f64,

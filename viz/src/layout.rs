@@ -448,7 +448,7 @@ fn assemble(
     scene
 }
 
-/// Puts the labels of what leaves a frame's innermost children.
+/// Places the labels of the outputs of a frame's innermost children.
 #[allow(clippy::too_many_arguments)]
 fn place_labels(
     diagram: &Diagram,

@@ -32,7 +32,7 @@ pub struct FitPlots {
 pub struct Series {
     /// Name of the kind.
     pub name: String,
-    /// What it shares with others: they have one colour where there are more kinds than colours.
+    /// The family: kinds of one family share a colour if there are more kinds than colours.
     pub family: String,
     /// Its points.
     pub points: Vec<Point>,
@@ -117,7 +117,7 @@ fn draw(area: &Area<'_>, plots: &FitPlots) -> Drawn {
     let whole = right.dim_in_pixel().1;
     let rows = 90 + ROW * 2 * plots.series.len().min(20) as u32;
     let rows = rows.max(90 + ROW * plots.series.len() as u32).min(whole);
-    // Few kinds leave room below their errors; what has nothing to show has no place.
+    // Few kinds leave room below their errors; plots without points are left out.
     let has_room = 2 * rows <= whole;
     let has_learning = plots.learning.iter().any(|line| !line.points.is_empty());
     let is_beside = has_room && has_learning;

@@ -332,7 +332,7 @@ pub(crate) fn rebuild(
     duplicates: Duplicates,
     is_dropped: impl Fn(BoxId, BoxId) -> bool,
 ) -> Diagram {
-    // What a box went into may have gone into another: always one that stands before it.
+    // The box that a box was merged into may itself be merged into another, always an earlier one.
     for index in 0..keep.len() {
         keep[index] = keep[keep[index].index()];
     }

@@ -1,13 +1,13 @@
 //! Extrapolation: how a curve continues beyond its rows.
 //!
-//! Random folds do not test that. Here a curve is fitted to the smaller seven tenths of its rows and
-//! tried on the larger three, as forecasts are tried on what came later (Tashman, Int. J. of Forecasting 16, 2000).
-//! Chosen by that are how much the anchor favours long operators, whether the correction knows of very long sums, where
-//! trust in the polynomial ends, and how finely the usual miss is told by length. What is not clearly better for the larger
-//! rows, or is worse for held-out ones like those fitted, stays as it is. The chosen numbers then serve all rows.
+//! Random folds do not test that. Here a curve is fitted to the smaller seven tenths of its rows and tried on the larger three,
+//! as forecasts are tried on later data (Tashman, Int. J. of Forecasting 16, 2000). This chooses how much the anchor favours long
+//! operators, whether the correction has a term for very long sums, where trust in the polynomial ends, and into how many parts
+//! of length the median residual is divided. A choice is kept only if it is clearly better on the larger rows and no worse on
+//! held-out rows within the range. It then applies to all rows.
 //!
-//! Trust in the polynomial goes far unless the larger rows speak against it: its terms are bounded, and what it corrects
-//! is clipped to what rows missed. With too few rows to ask, it ends where they do.
+//! Trust in the polynomial reaches far unless the larger rows speak against it: its terms are bounded, and its correction is
+//! clipped to the rows' residuals. With too few rows to choose by, it ends where the rows do.
 
 use ndarray::{Array1, ArrayView2};
 
@@ -28,7 +28,7 @@ use crate::{
 const MIN_ROWS: usize = 100;
 /// With fewer rows the error beyond them cannot be estimated.
 const MIN_BAND_ROWS: usize = 40;
-/// More of the larger rows tell no more.
+/// More of the larger rows do not change the choice.
 const MAX_LARGE: usize = 400;
 /// A choice has to lower the error of larger rows to this share.
 const WORTH: f64 = 0.97;
@@ -38,13 +38,13 @@ const PRICE: f64 = 1.01;
 const FAVOURS: [f64; 4] = [0.0, 0.25, 0.5, 1.0];
 /// What the term of very long sums may raise the error of larger rows to.
 const LONG_PRICE: f64 = 1.02;
-/// λ with which choices are compared: where errors are least varies little with it.
+/// λ at which choices are compared: the best choice hardly depends on it.
 const USUAL_LAMBDA: f64 = 1.0;
 /// Factors on the leverage from which trust falls; the first is usual. However good it is on the larger rows, trust ends.
 const THRESHOLDS: [f64; 5] = [4.0, 0.3, 0.6, 1.0, 2.0];
 /// What is added to the logarithm of the time from which trust falls; the first is usual, some fifty times the longest.
 const REACHES: [f64; 5] = [4.0, -1.0, 0.0, 1.0, 2.0];
-/// Parts that rows are cut into by length, of each of which the usual miss is told.
+/// Parts by length, each with a median residual.
 const PARTS: [usize; 4] = [KNOTS, 1, 6, 10];
 
 /// The end of trust in the polynomial.
@@ -65,8 +65,7 @@ impl Default for Extent {
 /// The errors of the larger rows.
 pub(super) struct Beyond {
     pub extent: Extent,
-    /// How far each lies beyond the smaller ones, by the logarithm of its predicted time, and the logarithm of what that
-    /// misses.
+    /// For each, the logarithm of its predicted time beyond the smaller ones, and its residual as a logarithm.
     pub misses: Vec<(f64, f64)>,
 }
 
@@ -132,8 +131,8 @@ fn favour(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chain: &Chai
     better(FAVOURS, far, near)
 }
 
-/// Some libraries slow down as sums grow long, whatever the tiles; others only take other tiles. Held-out rows have to ask for
-/// the term clearly, and the larger ones must bear it.
+/// Some libraries slow down as sums grow long, whatever the tiles; others only take other tiles. The term is kept if held-out
+/// rows clearly gain, and the larger ones do not lose much.
 fn is_long(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chain: &Chain, choice: Choice) -> bool {
     let far = |base: &Base| -> Option<f64> {
         let Chain { train, test, .. } = chain;
@@ -145,7 +144,7 @@ fn is_long(samples: &[Sample], rows: &[Vec<f64>], machine: &Machine, chain: &Cha
         let truth = misses(&test.0, &base.times(&test.0, &test.1, machine));
         Some(own.zip(&truth).map(|(own, miss)| wrong(own - miss)).sum())
     };
-    // How many times the error of a base without the term is that with it.
+    // Error without the term relative to that with it.
     let raised = |mut base: Base, error: &dyn Fn(&Base) -> Option<f64>| -> Option<f64> {
         let without = error(&base)?;
         base.is_long = true;
@@ -214,7 +213,7 @@ pub(super) fn beyond(
         .zip(test.0.iter().zip(&times))
         .map(|(bounded, (sample, time))| {
             let corrections = match &polynomials {
-                // Without a polynomial there is nothing but what is usual.
+                // Without a polynomial only the median residual remains.
                 None => [usuals[0].1.at(time.ln()); 2].into(),
                 Some(((plain, _), bent)) => {
                     let z = correction.standardise(bounded);
@@ -254,8 +253,8 @@ pub(super) fn beyond(
     Some(Beyond { misses: misses.collect(), extent: end.0 })
 }
 
-/// Widens a band beyond the longest rows to what the larger ones missed when the smaller were fitted: from the reach on, and
-/// in full at their usual distance from it. Where memory is assumed, to what a time that is carried over has.
+/// Widens a band beyond the longest rows to the residuals of the larger rows in the trial: from the reach on, and in full at
+/// their median distance from it. If memory is assumed, to the band of a scaled curve.
 pub(super) fn widened(mut band: Band, reach: f64, misses: &[(f64, f64)], is_assumed: bool) -> Band {
     let (Some(last), false) = (band.knots.last().copied(), misses.is_empty()) else { return band };
     let distance = quantile(&sort(misses.iter().map(|miss| miss.0)), 0.5).max(0.1);
@@ -287,8 +286,8 @@ fn wrong(logarithm: f64) -> f64 {
     (logarithm.clamp(-5.0, 5.0).exp() - 1.0).abs()
 }
 
-/// Returns the choice with the least error of larger rows, or the first where that is not clearly better or costs too much
-/// near the rows. That takes longer to find, so it is asked only of choices that are better.
+/// Returns the choice with the least error on larger rows, or the first one if that is not clearly better or costs too much near
+/// the rows. The latter is slow to compute, so only for choices that are better.
 fn better<T: Copy>(
     choices: impl IntoIterator<Item = T>,
     far: impl Fn(T) -> f64,
@@ -321,7 +320,7 @@ mod tests {
         check([(1.0, 1.0), (1.0, 0.9), (1.0, 0.8)], 2);
         check([(1.0, 1.0), (1.0, 0.8), (1.0, 0.9)], 1);
         check([(1.0, f64::INFINITY), (1.0, 1.0), (1.0, 2.0)], 1);
-        // Not at the price of what lies near.
+        // The gain on larger rows costs too much near the rows.
         check([(1.0, 1.0), (1.1, 0.5), (1.0, 0.9)], 2);
     }
 

@@ -1,9 +1,8 @@
 //! The memory bandwidth as a limit, for kinds that were only measured in caches.
 //!
-//! Times of small element-wise operators are launches and caches; an anchor fitted to them may promise any bandwidth
-//! beyond. Where it promises more than the data sheet has, it has not met the memory: then operators are added to the
-//! rows that are many times as large, and run at what such kernels reach. Of a processor the data sheet has the bandwidth
-//! of one core's copy, which is no such limit.
+//! Times of small element-wise operators are launches and caches; an anchor fitted to them may promise any bandwidth beyond. If
+//! it promises more than the data sheet, no row reached the memory: then operators many times as large are added to the rows, at
+//! the bandwidth that such kernels reach. A processor's data sheet has the bandwidth of one core's copy, which is no such limit.
 
 use super::{Sample, anchor_terms};
 use crate::{
@@ -39,7 +38,7 @@ pub(super) fn far(samples: &[Sample], machine: &Machine) -> (Vec<Sample>, Vec<Ve
     (far, terms)
 }
 
-/// Tells whether an anchor promises what the memory cannot do.
+/// Tells whether an anchor promises more than the memory's bandwidth.
 pub(super) fn is_impossible(coefficients: &[f64], far: &(Vec<Sample>, Vec<Vec<f64>>)) -> bool {
     let mut shares: Vec<f64> =
         far.0.iter().zip(&far.1).map(|(far, terms)| dot(coefficients, terms) / far.seconds).collect();
@@ -77,7 +76,7 @@ mod tests {
     fn nobody_beats_the_memory() {
         let [time, low, high] = check_far(0.9);
         assert!((0.9..1.2).contains(&time), "{time}");
-        // Nothing was measured there, and the band says so.
+        // No row was measured there, so the band is wide.
         assert!(low < 0.85 && high > 1.3, "{low} {high}");
     }
 

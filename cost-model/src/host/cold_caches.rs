@@ -1,7 +1,7 @@
 //! Cold caches: the share of an operator's code and of its memory that the caches have lost since the last use.
 //!
-//! A profile calls one operator over and over; in a model others run in between, and their operands and code take its place. So does
-//! memory for results and scratch, which the call before has just freed in a profile. Profiles with `flushed_seconds` tell what both
+//! A profile calls one operator over and over; in a model others run in between, and evict its code. They also evict memory for
+//! results and scratch, which in a profile the call before has just freed. Profiles with `flushed_seconds` tell what both
 //! cost at most, by kind (timed on an EPYC with a last cache of 32 MiB: nothing after 8 MB of something else, half after 16, three
 //! quarters after 32). One figure tells what code costs that only the core's own cache has lost, 15 to 20 µs a call on a Xeon.
 //! O(operators²) at worst, and O(operators) where one of them moves much.
@@ -54,7 +54,7 @@ pub(super) fn lost(distance: f64, cache: f64) -> f64 {
 /// Returns how many bytes other operators moved since the last one with the same code, forward and backward.
 pub(super) fn code_distances(graph: &ModelGraph, moved: &[f64]) -> Vec<[f64; 2]> {
     let all = || graph.operators.iter().zip(moved);
-    // Before the first of a kind lies the rest of the step before.
+    // Before the first of a kind comes the rest of the step before.
     let step = moved.iter().sum::<f64>() * (1.0 + BACKWARD);
     let mut distances = Vec::with_capacity(moved.len());
     let (mut now, mut last) = (0.0, HashMap::new());

@@ -1,6 +1,6 @@
-//! What an architecture's name tells of a processor.
+//! Figures of a processor that its architecture's name tells.
 
-/// What features need to know of a processor.
+/// Figures of a processor that terms need.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Host {
     /// Elements in a vector register: channels are padded to as many.
@@ -10,7 +10,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Takes what an architecture's name tells; nothing for those of accelerators.
+    /// Returns the figures for an architecture's name; `None` for accelerators.
     pub(crate) fn of(architecture: Option<&str>, element: f64) -> Option<Self> {
         /// The most that glibc's threshold for mapping grows to.
         const MAPPED: f64 = 33_554_432.0;

@@ -8,7 +8,7 @@ use crate::{estimate::Estimate, work::Machine};
 
 /// Bytes of a core's own cache, which holds its code: 0.5 to 2 MiB on servers since 2017.
 const OWN_CACHE: f64 = 2.0 * 1024.0 * 1024.0;
-/// The share of what a training step keeps that the next one finds cleared: counted as page faults of steps of GPT-2,
+/// Share of the memory kept over a training step that the next step finds cleared: by page faults of steps of GPT-2,
 /// ViT and ResNet-18 under glibc, it was 0, 0, 0.2 and 0.6.
 const FRESH_SHARE: f64 = 0.3;
 /// Where the gradients exceed the largest allocation that is not mapped by this factor, they are returned as a whole: glibc
@@ -21,14 +21,14 @@ const OVERHEAD_BAND: (f64, f64) = (0.7, 1.6);
 /// The same for code that has to be found again: it took half to twice the usual time, by operator.
 const COLD_BAND: (f64, f64) = (0.5, 1.8);
 
-/// What the curves of a device and its profile know of calls on a processor.
+/// What curves and profile of a device tell of calls on a processor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallTimes {
     /// A call without work; nothing where that was not measured.
     pub overhead: Option<CallOverhead>,
     /// Seconds for a byte that the kernel has to clear first.
     pub fresh: Option<f64>,
-    /// Whether a curve knows what empty caches cost. Where those were measured, memory stayed with the process.
+    /// Whether a curve has the cost of empty caches. Where it was measured, memory stayed with the process.
     pub knows_flushed: bool,
 }
 
@@ -39,9 +39,9 @@ pub(crate) struct HostTimes<'a> {
     fresh: Option<f64>,
     /// Bytes of the last cache.
     last_cache: f64,
-    /// Bytes since an operator's code last ran, forward and backward; empty where what that costs was not measured.
+    /// Bytes since an operator's code last ran, forward and backward; empty if the cost of cold code was not measured.
     code_distances: Vec<[f64; 2]>,
-    /// Share of the memory given to operators that the cache has lost, forward and backward, where what that costs was measured.
+    /// Share of the memory given to operators that the cache has lost, forward and backward; `None` if its cost was not measured.
     lost_memory: Option<Vec<[f64; 2]>>,
     /// Bytes of the gradients of all weights.
     gradients: f64,
@@ -80,7 +80,7 @@ impl<'a> HostTimes<'a> {
         ])
     }
 
-    /// Returns what autograd takes to record a call and to come back to it.
+    /// Returns the time in which autograd records a call and comes back to it.
     pub fn recording(&self) -> Option<Estimate> {
         let overhead = self.overhead?;
         let around = overhead.recording + (overhead.backward - overhead.call).max(0.0);
@@ -105,8 +105,8 @@ impl<'a> HostTimes<'a> {
         Estimate::about(seconds, COLD_BAND)
     }
 
-    /// Returns what it takes to find the code again that other operators drove from the core's own cache. Where what follows from
-    /// losing it in the last cache is counted, only the rest of it is returned.
+    /// Returns the time to load code again that other operators evicted from the core's own cache. If the loss from the last
+    /// cache is counted already, returns only the rest.
     pub fn cold_code(&self, operator: &Operator, phase: Phase, is_counted: bool) -> Option<Estimate> {
         let distance = self.code_distances.get(operator.id.index())?[usize::from(phase != Phase::Forward)];
         let counted = if is_counted { lost(distance, self.last_cache) } else { 0.0 };
@@ -114,8 +114,8 @@ impl<'a> HostTimes<'a> {
         (cold > 0.0).then(|| Estimate::about(cold, COLD_BAND))
     }
 
-    /// Returns the time to clear what a training step keeps to its end: it is given back there, in part to the kernel, which clears the
-    /// pages again when the next step touches them. A forward pass alone uses the same pages over and over, as a profile does.
+    /// Returns the time to clear memory kept over a training step: it is freed at the end, in part to the kernel, which clears
+    /// its pages when the next step touches them. A forward pass alone reuses the same pages, as a profile does.
     pub fn first_touch(
         &self,
         operator: &Operator,

@@ -1,11 +1,11 @@
 //! A lower bound of the step from the traffic across its cuts; and, for graphs too wide to list their ideals, block orders that pass
 //! through narrow cuts.
 //!
-//! Cuts are grouped into windows by the work before them; `feasible_step` decides for a step time whether a path of windows exists.
-//! If all cuts are known, they are put into windows once and the least step is found by bisection: O(log(1/ε)) paths of O(W²·p). If
-//! not, windows hold lower bounds by `min_cut`, and those that the best path uses are refined by branching until none is left to refine
-//! or the budget is spent: what is known then is still a bound. Assumes the fastest device and link everywhere. Derived in
-//! `docs/bounds.md`.
+//! Cuts are grouped into windows by the work before them; `feasible_step` decides for a step time whether a path of windows
+//! exists. If all cuts are known, they are put into windows once and the least step is found by bisection: O(log(1/ε)) paths of
+//! O(W²·p). If not, windows hold lower bounds by `min_cut`; the windows of the best path are refined by branching until none is
+//! left to refine or the budget is spent. The result is a lower bound at any time. Assumes the fastest device and link
+//! everywhere. Derived in `docs/bounds.md`.
 
 use std::{
     cell::{Cell, RefCell},
@@ -40,30 +40,30 @@ const LINES: [f64; 3] = [LEAST_MORE, 0.02, 0.06];
 pub(crate) struct CrossingBound {
     /// Seconds of all blocks on a device of speed 1.
     total: f64,
-    /// Of work: the forward pass, and all but the weights' gradients.
+    /// Least seconds of the forward pass, and of all but the weight gradients, among blocks with a given amount of work.
     forward: LeastPart,
     there_and_back: LeastPart,
     cuts: Cuts,
-    /// Budget left: pairs of windows, or branches.
+    /// Budget left for all questions: pairs of windows if all cuts are listed, branches of windows if not.
     left: Cell<usize>,
     /// Budget of one question in blocks that branches visit.
     each: usize,
-    /// Lower bounds of questions, and whether nothing more is to be found: two numbers for each grid of a model's searches.
+    /// Lower bounds by question, and whether they are final: two numbers for each grid of a model's searches.
     bounds: Memo<Key, (f64, bool)>,
 }
 
 /// The cuts of the model.
 enum Cuts {
-    /// All of them by windows, on devices of speed 1 and with a second for each byte that crosses; and what all blocks hold.
+    /// All cuts by window, for devices of speed 1 and links of one byte a second; and the bytes that all blocks hold.
     All(Vec<Border>, Held),
-    /// Those that were found so far.
+    /// The cuts found so far, by window.
     Sought(Closures, RefCell<Vec<Window>>),
 }
 
-/// A question to the bit.
+/// A question as a key: its numbers by their bits.
 type Key = ([u64; 5], [usize; 3], Schedule, bool);
 
-/// How long a step takes at the least.
+/// Asks for a lower bound of the step of a grid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Question {
     /// In which order passes run.
@@ -93,7 +93,7 @@ pub(crate) struct Question {
 impl CrossingBound {
     /// Builds the bound from all cuts.
     pub(crate) fn of_all(problem: &Problem, states: &States) -> Self {
-        // Nothing is cut before the first block or behind the last.
+        // The first and the last state are no cuts.
         let n_cuts = states.len().saturating_sub(2);
         let n_windows = n_cuts.min(problem.training.limits.sizes.windows);
         let window = |index: usize| {
@@ -202,7 +202,7 @@ impl CrossingBound {
             if middle > least * 1e9 {
                 return (least, true);
             }
-            // Cuts of a shorter step carry at least as much.
+            // The least traffic at a longer step also bounds that at a shorter one.
             let mut more = carried;
             match self.chain(question, borders, middle, &mut more) {
                 Some(_) => (high, carried) = (middle, more),
@@ -227,7 +227,7 @@ impl CrossingBound {
         let (mut looked_at, mut carried) = (0.0, 0.0);
         let is_all = loop {
             let step = least * (1.0 + more);
-            // Cuts of a shorter step carry at least as much.
+            // The least traffic at a longer step also bounds that at a shorter one, but not the other way round.
             if step > looked_at {
                 carried = 0.0;
             }
@@ -287,7 +287,7 @@ impl CrossingBound {
     ) -> Option<Vec<usize>> {
         let Question { schedule, speed, ranks, chunks, micro_batches, shares_ports, .. } = *question;
         let room = match &self.cuts {
-            // Chunks share their device's memory as they like.
+            // Chunks divide their device's memory as they need, so a share of it bounds none of them.
             Cuts::All(_, all) if chunks == 1 => Some(Room {
                 limit: question.limit,
                 copies: question.copies,
@@ -316,7 +316,7 @@ impl CrossingBound {
     }
 }
 
-/// Bytes that the blocks before some states hold at least, whatever is recomputed.
+/// Returns the range of bytes that the blocks before some states hold if all that can be is recomputed.
 fn held(states: &States, within: Range<usize>) -> Held {
     let ends = |bytes: &[f64]| {
         let bytes = bytes[within.clone()].iter();
@@ -325,14 +325,14 @@ fn held(states: &States, within: Range<usize>) -> Held {
     Held { parameters: ends(&states.parameters), each: ends(&states.least_kept) }
 }
 
-/// Blocks in an order, and where stages could end in it.
+/// A topological order of the blocks, and the stage boundaries in it if they are known.
 pub(crate) type Ordered = (Vec<usize>, Option<Vec<usize>>);
 
 /// Puts the blocks in an order through the narrowest cuts of some windows.
 fn through(n_blocks: usize, windows: &[Window], ends: &[usize]) -> Ordered {
     let mut chain: Vec<NodeSet> = vec![NodeSet::empty(n_blocks)];
     for cut in ends.iter().filter_map(|&end| windows[end].cut.as_ref()) {
-        // What lies before a cut lies before those behind it.
+        // The near side of a cut contains those of the cuts before it.
         let mut near = chain[chain.len() - 1].clone();
         near.unite(&cut.near);
         chain.push(near);
@@ -341,7 +341,7 @@ fn through(n_blocks: usize, windows: &[Window], ends: &[usize]) -> Ordered {
     chain.dedup();
     let borders = chain.iter().map(NodeSet::len).collect();
     let borders = (chain.len() == ends.len() + 2).then_some(borders);
-    // Other narrow cuts on the way are ends that a solver may choose.
+    // Other narrow cuts in between also become prefixes of the order, so that a solver may choose them as boundaries.
     for cut in windows.iter().filter_map(|window| window.cut.as_ref()) {
         let next = chain.iter().position(|other| cut.near.is_subset(other)).unwrap_or(chain.len() - 1);
         if next > 0 && chain[next - 1].is_subset(&cut.near) && cut.near != chain[next] {
@@ -384,7 +384,7 @@ fn look_closer(closures: &Closures, windows: &mut Vec<Window>, ends: &[usize], l
     has_looked
 }
 
-/// Work of one branch.
+/// Returns the cost of one branch of a window, in blocks visited.
 fn looks(closures: &Closures) -> usize {
     let n_blocks = closures.n_blocks().max(1);
     n_blocks + n_blocks * n_blocks / 1000
@@ -416,7 +416,8 @@ mod tests {
         plan_file::{placed::GivenStage, score::score_placed},
     };
 
-    /// Holds every window against all cuts of the graph; counts those with cuts, and those of which the narrowest is known.
+    /// Compares every window with all cuts of the graph; counts windows with cuts, and those whose bound is the narrowest cut's
+    /// traffic.
     fn check_windows(narrowest: &CrossingBound, states: &States) -> (usize, usize) {
         let (mut n_cuts, mut n_tight) = (0, 0);
         let Cuts::Sought(_, windows) = &narrowest.cuts else { panic!("all cuts are known") };
@@ -432,7 +433,7 @@ mod tests {
         (n_cuts, n_tight)
     }
 
-    /// The fastest of all plans with so many stages in a row, as they are simulated.
+    /// Simulates every cut into the question's number of stages, and returns the fastest step.
     fn fastest(problem: &Problem, question: &Question) -> Option<f64> {
         let Question { schedule, ranks, chunks, micro_batches, .. } = *question;
         let seconds = |parts: &Vec<Vec<usize>>, is_again: bool| {
@@ -470,7 +471,7 @@ mod tests {
             let mut problem = problem(&mut dice, n_blocks, ranks, false, true);
             problem.machine.overlaps = dice.below(4) > 0;
             let wanted = 1 + dice.below(12) as usize;
-            // Cuts of which stages are too large are none.
+            // With little memory, cuts whose stages do not fit do not count.
             if dice.flip() {
                 let memory = 100 + dice.below(300);
                 problem.machine.devices.iter_mut().for_each(|device| device.memory.0 = memory);
@@ -527,7 +528,7 @@ mod tests {
                 (n_cuts, n_tight) = (n_cuts + cuts, n_tight + tight);
             }
         }
-        // A bound that says nothing would hold as well.
+        // A bound of 0 would pass as well: ask that it be tight.
         let shares = said.iter().chain([&said_of_all]).map(|(sum, n)| sum / n);
         let says_much = n_tight * 2 > n_cuts && shares.clone().all(|share| share > 0.75);
         assert!(is_skipped(0) || says_much, "{n_tight} {n_cuts} {:?}", shares.collect::<Vec<f64>>());

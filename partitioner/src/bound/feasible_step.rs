@@ -2,19 +2,21 @@
 //!
 //! A dynamic program from the last stage to the first; `docs/bounds.md` derives the rules. Assumes the fastest device and link.
 //!
-//! A window knows the seconds before its cuts at the least and at the most, and those of what crosses, there and back. With `T_s` the
-//! time of stage `s` of `p` for one micro-batch, `F_s` that of its forward pass, `D_s` without the weights' gradients where the schedule puts
-//! these off (zero-bubble) and `T_s` where it does not, `c_s` the transfers of the border before it both ways, `H_s` all `D` and `c` before
-//! `s` but for `c_s`, and `A` all `D` and `c`, no step of `m` micro-batches is shorter than
+//! A window holds the range of seconds of work before its cuts, and the least seconds of transfers across one of them, both ways.
+//! For one micro-batch, let `T_s` be the time of stage `s` of `p`, `F_s` that of its forward pass, `D_s` its time without the
+//! weight gradients if the schedule defers them (zero-bubble) and `T_s` if not, `c_s` the transfers of the boundary before it,
+//! both ways, `H_s` the sum of all `D` and `c` before `s` without `c_s`, and `A` the sum of all `D` and `c`. No step of `m`
+//! micro-batches is shorter than
 //!
-//! - `H_s + c_s + m·D_s`: there and back, before and behind all passes of its own. Zero-bubble's weights' gradients need no way back:
-//!   `Σ_{t<s} F_t + m·T_s`.
+//! - `H_s + c_s + m·D_s`: the first micro-batch's way to `s` comes before all passes of `s`, and the last one's way back behind
+//!   them. Zero-bubble's weight gradients need no way back: `Σ_{t<s} F_t + m·T_s`.
 //! - `A + (m-1)·D_s/2`: one micro-batch all the way; of the others either the forward or the backward passes come before or behind it. Likewise
 //!   `A + (m-1)·c_s/2`: a link takes one value at a time.
 //! - `A + (m-1)·T_s` and `A + (m-1)·c_s` under GPipe: its last stage begins its backward passes behind its last forward one, so each
 //!   half waits for its slowest stage, and for its slowest link.
-//! - `H_s + m·(c_s + c_(s+1))/2` where a device's port carries what it sends to both neighbours: what goes out begins behind the way there and
-//!   ends before the way back, and so does what comes in. Not under GPipe, whose port carries one at a time.
+//! - `H_s + m·(c_s + c_(s+1))/2` where a device's port carries what it sends to both neighbours: it sends nothing before the
+//!   first micro-batch's way to `s` or after the last one's way back, and receives nothing either. Not under GPipe, whose port
+//!   carries one at a time.
 //! - Under 1F1B and zero-bubble stage `s` runs `k_s = p-s` forward passes before the first backward one (of the inputs' gradients), and from
 //!   then on one of each in turn: `B_n` goes before `F_(n+k_s)` and behind `F_(n+k_s-1)`. Where `m > k_s`, micro-batch 0 goes all the way from
 //!   `s` and back, then turns of `F` from `s` to a stage `t`, the `B` that `t` runs next, back to `s`, and the `F` that `s` runs next, which
@@ -23,28 +25,28 @@
 //!   Zero-bubble runs a weight's gradient in each turn from the `s`-th on. Asked for `t` being `s`, the stage behind it and the last.
 //! - Interleaved: `m·T_s`, `A + (m-1)·c_s/2`, and all that crosses, `m·Σc`, shared by the ports of `p` devices, each way.
 //!
-//! Where all cuts are known, each of several stages must also hold its parameters, gradients and optimizer state, and of each micro-batch in
-//! flight what is left when all that can be is recomputed.
+//! Where all cuts are known and a device has one stage, each stage must also fit its memory: parameters, gradients and optimizer
+//! state, and for each micro-batch in flight the activations that remain if all that can be is recomputed.
 //!
-//! The least step for which cuts exist is found from the last stage to the first: of the ways to go on behind a stage the one with the least
-//! transfers, as far as it must not end later. What all cuts carry at the least counts in `A` when they are looked for again.
-//! O(W²·p) for W windows.
+//! Chains of windows are built from the last stage to the first: of the continuations behind a stage, the one with the least
+//! transfers among those that end early enough is taken. The least transfers of all chains then count in `A`, and the search is
+//! repeated. O(W²·p) for W windows.
 
 use simulator::order::Schedule;
 
-/// What is known of a window, for one question.
+/// A window of cuts, in the seconds of one question.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Border {
-    /// Seconds before its cuts, at the least and at the most.
+    /// Seconds of work before its cuts, at the least and at the most.
     pub(crate) low: f64,
     pub(crate) high: f64,
-    /// Seconds that what crosses takes at the least, there and back.
+    /// Least seconds of transfers across one of its cuts, both ways.
     pub(crate) seconds: f64,
-    /// What must be held of the blocks before its cuts; nothing is known of cuts that were not all looked at.
+    /// Bytes that the blocks before its cuts hold; `None` if its cuts are not all listed.
     pub(crate) held: Option<Held>,
 }
 
-/// Bytes of blocks at the least and at the most: their parameters, and what a device holds of each micro-batch in flight, whatever is
+/// The least and the most bytes of some blocks: of parameters, and of one micro-batch's activations if all that can be is
 /// recomputed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
@@ -69,23 +71,24 @@ pub(crate) struct Room {
     pub(crate) copies: f64,
     /// Micro-batches in flight at each stage.
     pub(crate) in_flight: Vec<f64>,
-    /// What all blocks hold.
+    /// Bytes that all blocks hold.
     pub(crate) all: Held,
 }
 
-/// The least of a part of the work that is in any blocks with so much work: of those with the smallest share of it.
+/// The least time of one part of the work (the forward pass, say) among all sets of blocks with a given amount of work: a
+/// fractional knapsack that takes the blocks with the smallest share of that part first.
 #[derive(Clone, Debug)]
 pub(crate) struct LeastPart {
     /// Work between two entries.
     step: f64,
-    /// The least part of so much work, and the share of what comes next: more has no smaller share.
+    /// The least part for each amount of work, and the slope from there on, which never falls.
     table: Vec<(f64, f64)>,
 }
 
 impl LeastPart {
     const ENTRIES: usize = 1024;
 
-    /// Takes the work of each block and the part of it.
+    /// Builds the table from each block's work and its part.
     pub(crate) fn new(blocks: impl Iterator<Item = (f64, f64)>) -> Self {
         let mut blocks: Vec<(f64, f64)> = blocks.filter(|block| block.0 > 0.0).collect();
         blocks.sort_by(|a, b| (a.1 / a.0).total_cmp(&(b.1 / b.0)));
@@ -103,7 +106,7 @@ impl LeastPart {
         Self { step, table: (0..=Self::ENTRIES).map(entry).collect() }
     }
 
-    /// Returns what the part is at the least.
+    /// Returns the least part for an amount of work.
     pub(crate) fn of(&self, work: f64) -> f64 {
         if work <= 0.0 || self.step <= 0.0 {
             return 0.0;
@@ -114,7 +117,7 @@ impl LeastPart {
     }
 }
 
-/// Steps of one question, in its seconds.
+/// Decides for one question which step times are feasible; times are in the question's seconds.
 pub(crate) struct Steps<'a> {
     pub(crate) schedule: Schedule,
     pub(crate) ranks: usize,
@@ -124,47 +127,47 @@ pub(crate) struct Steps<'a> {
     pub(crate) shares_ports: bool,
     /// Seconds of one micro-batch.
     pub(crate) total: f64,
-    /// Speed of a device; parts of the work are those on a device of speed 1.
+    /// Speed of a device; `forward` and `there_and_back` are for a device of speed 1.
     pub(crate) speed: f64,
     pub(crate) forward: &'a LeastPart,
     pub(crate) there_and_back: &'a LeastPart,
     pub(crate) borders: &'a [Border],
-    /// Memory, where it may decide.
+    /// Memory of the devices; `None` if it is not bounded.
     pub(crate) room: Option<&'a Room>,
 }
 
-/// A way to go on from where a stage begins.
+/// One end of a stage, with the best chain of windows behind it.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     /// The window in which the stage ends, and its lower border.
     end: usize,
     low: f64,
-    /// Which of the ways from there.
+    /// Index of the way that continues the chain, among those of window `end`.
     next: usize,
-    /// Seconds of transfers at and behind the stage's beginning, both ways: the least of this way and of those that end earlier, and which
-    /// way that is.
+    /// The least seconds of transfers from the stage's beginning on, both ways, among this way and those that end earlier; and
+    /// that way's index.
     least: (f64, usize),
 }
 
-/// Windows in which a stage may begin, and the least that is carried from any of them on.
+/// Windows in which a stage may begin, and the least seconds of transfers from any of them on.
 struct Behind {
     ends: Vec<usize>,
     least: f64,
 }
 
-/// Where a stage begins: a window and what is known of it.
+/// Where a stage begins: a window and its index.
 type Begin = (Border, usize);
 
-/// How often cuts are looked for again when it is known what all of them carry at the least.
+/// Most repetitions of the search with the least transfers that the one before has proven.
 const AGAIN: usize = 3;
-/// Which share of a step more than that is too little to look again.
+/// A rise of these transfers by less than this share of the step is not worth a repetition.
 const ENOUGH: f64 = 0.001;
 
 impl Steps<'_> {
-    /// Returns windows in which stages may end for all to keep within a step, as far as this bound sees; those of all but the last stage where
-    /// devices have one each.
+    /// Returns a chain of windows in which stages may end so that all keep within the step, by the rules above: one window for
+    /// each stage but the last, if a device has one stage.
     ///
-    /// What all cuts of a longer step carry at the least is `carried`; it becomes that of this step.
+    /// `carried` is a lower bound of the transfers across all cuts of a longer step; it is raised to that of this step.
     pub(crate) fn chain(&self, step: f64, carried: &mut f64) -> Option<Vec<usize>> {
         if self.chunks > 1 {
             return self.path(step);
@@ -184,7 +187,7 @@ impl Steps<'_> {
         self.schedule == Schedule::InterleavedZeroBubble
     }
 
-    /// Seconds of the passes of so much work that another stage waits for, at the least.
+    /// Returns the least seconds of the passes that other stages wait for, for this much work.
     fn passes(&self, work: f64) -> f64 {
         match self.is_zero_bubble() {
             true => self.there_and_back.of(work * self.speed) / self.speed,
@@ -192,20 +195,21 @@ impl Steps<'_> {
         }
     }
 
-    /// Tells whether what crosses a border can be sent in a step, where so much crosses all of them.
+    /// Tells whether transfers of so many seconds at one boundary leave room in the step; all boundaries together take `carried`
+    /// or more.
     fn is_narrow(&self, step: f64, seconds: f64, carried: f64) -> bool {
         let m = self.micro_batches as f64;
         let each = if self.schedule == Schedule::GPipe { seconds } else { seconds / 2.0 };
         self.passes(self.total) + carried.max(seconds) + (m - 1.0) * each <= step
     }
 
-    /// The same as `chain` where all cuts are known to carry so much, and what they carry at the least.
+    /// The same as `chain` with `carried` as it is given; also returns the least seconds of transfers of any chain.
     fn chain_with(&self, step: f64, carried: f64) -> Option<(Vec<usize>, f64)> {
         let Self { total, ranks, borders, .. } = *self;
         let m = self.micro_batches as f64;
         let is_open: Vec<bool> =
             borders.iter().map(|border| self.is_narrow(step, border.seconds, carried)).collect();
-        // Ways to go on by the window in which a stage begins; of the last stage first.
+        // Ways by stage, the last stage first, then by the window in which the stage begins.
         let mut ways: Vec<Vec<Vec<Way>>> = Vec::new();
         let mut behind = Behind { ends: Vec::new(), least: 0.0 };
         for stage in (0..ranks).rev() {
@@ -215,7 +219,7 @@ impl Steps<'_> {
                     0 => Border { low: 0.0, high: 0.0, seconds: 0.0, held: Some(Held::default()) },
                     _ => borders[window],
                 };
-                // No stage has more work than it does in a step.
+                // The stages before this one, and those from it on, must do their work within the step.
                 let is_far = m * begin.low > step * stage as f64;
                 let is_near = m * (total - begin.high) > step * (ranks - stage) as f64;
                 match is_far || is_near || stage > 0 && !is_open[window] {
@@ -263,7 +267,7 @@ impl Steps<'_> {
         let head = self.passes(begin.low);
         let head_forward =
             if self.is_zero_bubble() { self.forward.of(begin.low * self.speed) / self.speed } else { 0.0 };
-        // Passes of the stage and those behind it, and of all.
+        // Passes from this stage to the end, and of all stages.
         let (from_here, all) = (self.passes(total - begin.high), self.passes(total));
         let is_gpipe = self.schedule == Schedule::GPipe;
         // Work of this stage at the least, and its passes.
@@ -277,7 +281,7 @@ impl Steps<'_> {
         };
         let fits_port =
             |end: f64| !self.shares_ports || is_gpipe || head + m * (begin.seconds + end) / 2.0 <= step;
-        // Turns of these stages, and the passes of this one that are left beside them.
+        // Turns of this many stages, and the passes of this one that are left beside them.
         let more = (micro_batches - 1).checked_sub(k).filter(|_| !is_gpipe);
         let turns = |stages: usize| match more {
             Some(more) => (more / stages, (more % stages) as f64),
@@ -285,12 +289,12 @@ impl Steps<'_> {
             None => (0, (m - 1.0) / 2.0),
         };
         let (alone, between_two, to_the_end) = (turns(1), turns(2), turns(k));
-        // What is left of a step for turns.
+        // Seconds of the step that are left for turns.
         let left = |(_, passes): (f64, f64), rest: f64, over: f64| {
             let again = if more.is_some() { from_here + rest } else { 0.0 };
             step - (all + carried.max(begin.seconds + rest)) - again - over * passes
         };
-        // The first turns have no weights' gradients yet.
+        // The first turns have no weight gradients yet.
         let (first, others) = (alone.0.min(stage) as f64, alone.0.saturating_sub(stage) as f64);
         let keeps = |own: (f64, f64), rest: f64| {
             first * own.1 + others * own.0 <= left(own, rest, alone.1)
@@ -312,7 +316,7 @@ impl Steps<'_> {
         let first = behind.ends.partition_point(|&end| end < window);
         for &end in &behind.ends[first..] {
             let own = own(borders[end].low);
-            // No later end leaves more.
+            // Prune: a later end means more work for this stage, so it leaves no more time.
             if !is_short(own) || !keeps(own, behind.least) {
                 break;
             }
@@ -347,7 +351,7 @@ impl Steps<'_> {
             borders.iter().map(|border| self.is_narrow(step, border.seconds, 0.0)).collect();
         let open = || borders.iter().zip(&is_open).filter(|(_, is_open)| **is_open);
         let narrowest = open().map(|(border, _)| border.seconds).fold(f64::INFINITY, f64::min);
-        // The least that cuts up to each window carry beyond the narrowest, and the window before.
+        // The least transfers of a chain that ends in each window, beyond one narrowest cut each, and the window before it.
         let mut least: Vec<(f64, usize)> = Vec::with_capacity(borders.len());
         let reaches = |from: f64, to: f64| m * (to - from) <= step;
         let nearest = |least: &[(f64, usize)], low: f64| {
@@ -369,7 +373,7 @@ impl Steps<'_> {
             least.push((before + more, from));
         }
         let (more, mut from) = nearest(&least, total);
-        // Every border carries as much as the narrowest.
+        // Every boundary carries at least as much as the narrowest cut.
         let n_cuts = (self.ranks * self.chunks - 1) as f64;
         let carried = n_cuts * narrowest + more;
         let sent = if self.shares_ports { carried } else { carried / 2.0 };
@@ -381,7 +385,7 @@ impl Steps<'_> {
             ends.push(from);
             from = least[from].1;
         }
-        // Where nothing else is asked for, the narrowest is.
+        // If the step forces no boundary, the narrowest cut is returned.
         if ends.is_empty() {
             ends.extend(borders.iter().position(|border| border.seconds == narrowest));
         }

@@ -1,7 +1,7 @@
-//! Lower bounds of a grid, whatever its cuts and whichever devices it stands on.
+//! Lower bounds of the step of a grid, over all cuts and all choices of devices.
 //!
 //! The largest of: the order of its passes over all cuts (`work`), the work of its devices together, one micro-batch all the way,
-//! the sums of its gradients, and what must cross its cuts (`crossing`). `docs/bounds.md` derives each.
+//! the gradient sums, and the traffic across its cuts (`crossing`). `docs/bounds.md` derives each.
 
 use simulator::order::Schedule;
 
@@ -19,7 +19,7 @@ use crate::{
     strategy::Strategy,
 };
 
-/// What bounds grids from below whatever their cuts and whichever devices they stand on.
+/// Lower bounds of grids over all cuts and all choices of devices.
 pub(crate) struct GridBounds<'a> {
     problem: &'a Problem,
     /// Work and forward work before each state, where all are known.
@@ -28,14 +28,14 @@ pub(crate) struct GridBounds<'a> {
     widest: f64,
     /// Seconds of one micro-batch on the fastest device.
     total: f64,
-    /// The same without the weights' gradients.
+    /// The same without the weight gradients.
     there_and_back: f64,
     /// The same of the forward pass alone.
     forward: f64,
-    /// Speeds, the fastest first, added up.
+    /// Running sums of the devices' speeds, the fastest first.
     power: Vec<f64>,
     cut_space: &'a CutSpace,
-    /// Whether what must cross cuts is asked for: where cuts follow no rule.
+    /// Whether the bound from traffic across cuts applies: not if a rule makes the cuts.
     is_open: bool,
     /// Bounds by work, by schedule, ranks, chunks, replicas and micro-batches: a number for each grid of a search.
     by_work: Memo<(Schedule, [usize; 4]), f64>,
@@ -79,12 +79,13 @@ impl<'a> GridBounds<'a> {
         }
     }
 
-    /// Returns a lower bound of the step of a grid: by its order of operations, the work of its devices and what must cross cuts.
+    /// Returns a lower bound of the step of a grid: by its order of operations, the work of its devices and the traffic across
+    /// its cuts.
     ///
     /// Stops as soon as it is `enough`.
     pub(crate) fn least_step(&self, grid: Grid, micro_batches: usize, enough: f64) -> f64 {
         let by_work = self.by_work(grid, micro_batches);
-        // Without pipelining the fewest cuts are the best, and what they carry is little beside all work; the turn of a V carries nothing.
+        // Not for other schedules: without pipelining traffic is little beside the work, and the turn of a V crosses no link.
         let is_known = matches!(
             grid.schedule,
             Schedule::GPipe
@@ -101,7 +102,7 @@ impl<'a> GridBounds<'a> {
         }
     }
 
-    /// The same but for what must cross cuts.
+    /// The same without the traffic across cuts.
     pub(crate) fn by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
         let Grid { schedule, ranks, chunks, replicas, .. } = grid;
         let key = (schedule, [ranks, chunks, replicas, micro_batches]);
@@ -112,20 +113,20 @@ impl<'a> GridBounds<'a> {
         let states = if grid.chunks == 1 { &self.work_before[..] } else { &[] };
         let Grid { schedule, ranks, chunks, replicas, .. } = grid;
         let host = self.problem.training.host_overhead.0;
-        // A chunk's passes are passes, too; the order of one chunk's alone is known.
+        // Each chunk's passes have host overhead; `steps` counts those of one chunk.
         let in_chunks = 2.0 * host * (chunks - 1) as f64;
         let total = self.total + in_chunks * ranks as f64;
         let steps = Steps { schedule, ranks, micro_batches, states, total, host };
-        // All devices together do no more than they can, however unlike they are.
+        // All devices together do no more work than the sum of their speeds allows.
         let n_devices = (ranks * replicas).min(self.power.len());
         let all = (micro_batches * replicas) as f64 * self.problem.seconds() / self.power[n_devices - 1];
         let in_flight = schedule.in_flight(ranks, chunks, micro_batches, 1);
         let all = all + (micro_batches * chunks) as f64 * 2.0 * host;
-        // One micro-batch goes through all stages and back; weight gradients may wait for that, side by side.
+        // One micro-batch passes through all stages and back; of a split backward pass, the weight gradients may run beside that.
         let one = if in_flight.is_split() { self.there_and_back } else { self.total };
         let one = one + (ranks * chunks) as f64 * 2.0 * host;
-        // No stage's replicas add up gradients before its last backward pass begins: on average of the stages. Those of one chunk may
-        // be added up beside the passes of another.
+        // The replicas of a stage sum gradients no earlier than its last backward pass begins; averaged over stages. Sums of one
+        // chunk's gradients may run beside the passes of another.
         let sums = if replicas > 1 && chunks == 1 {
             let (n, rate) = (replicas as f64, self.problem.machine.least_seconds_per_byte());
             let sums = 2.0 * (n - 1.0) / n * self.problem.parameters() * rate;
@@ -138,9 +139,9 @@ impl<'a> GridBounds<'a> {
         steps.least_step().max(all).max(one).max(sums)
     }
 
-    /// No step of this grid is shorter if its slowest stage computes so long for each micro-batch, on one replica, whatever the cuts:
-    /// the order of passes with that stage anywhere in the pipeline (`docs/bounds.md`, "Memory"). 0 where transfers might be what takes
-    /// so long. O(ranks).
+    /// Returns a lower bound of the step if its slowest stage computes for `slowest` seconds per micro-batch on one replica,
+    /// wherever in the pipeline that stage is (`docs/bounds.md`, "Memory"). 0 if transfers may take as long as that stage.
+    /// O(ranks).
     pub(crate) fn fill(&self, grid: Grid, micro_batches: usize, slowest: f64) -> f64 {
         let machine = &self.problem.machine;
         let transfer = 2.0 * self.widest * machine.least_seconds_per_byte();
@@ -149,7 +150,7 @@ impl<'a> GridBounds<'a> {
         }
         let host = 2.0 * self.problem.training.host_overhead.0 * grid.ranks as f64;
         let (m, all) = (micro_batches as f64, self.total + host);
-        // If a step takes so long, no stage works longer than its share for each micro-batch.
+        // No stage works longer than `step / m` for each micro-batch.
         let turns = |step: f64| {
             let most = step / m;
             let at = |stage: usize| {
@@ -159,7 +160,7 @@ impl<'a> GridBounds<'a> {
                     return least + m * slowest;
                 }
                 let later = |before: f64| 2.0 * (all - before - slowest) - behind * slowest;
-                // Where both ways to count are as long, or as near to that as can be.
+                // `turns` is least where `later` reaches 0, or as near to it as the range of `before` allows.
                 let before = (all - (1.0 + behind / 2.0) * slowest).min(most).max(least);
                 before + m * slowest + later(before).max(0.0)
             };
@@ -168,7 +169,7 @@ impl<'a> GridBounds<'a> {
         match grid.schedule {
             Schedule::GPipe => all + (m - 1.0) * slowest,
             Schedule::OneForwardOneBackward => {
-                // The longer a step may take, the less is asked of it: where both meet.
+                // `turns` falls as the step grows: bisect for the step at which both are equal.
                 let (mut low, mut high) = (m * slowest, 2.0 * (all + m * slowest));
                 for _ in 0..40 {
                     let middle = (low + high) / 2.0;
@@ -180,7 +181,8 @@ impl<'a> GridBounds<'a> {
         }
     }
 
-    /// Returns orders of the blocks that go through narrow cuts, and those cuts; none where all cuts are known anyway.
+    /// Returns topological orders that pass through low-traffic cuts, with the stage boundaries if enough were found. Empty if
+    /// all cuts are enumerated.
     pub(crate) fn narrow_orders(&self, grid: Grid, micro_batches: usize) -> Vec<Ordered> {
         if self.is_open && grid.chunks == 1 && grid.ranks > 1 {
             self.cut_space.crossing_bound(self.problem).lines(&self.question(grid, micro_batches))
@@ -193,11 +195,12 @@ impl<'a> GridBounds<'a> {
         let Grid { schedule, ranks, chunks, replicas, .. } = grid;
         let least = self.by_work(grid, micro_batches);
         let machine = &self.problem.machine;
-        // Neighbours on one level share ports; what is too large to be simulated is timed as if they did not.
+        // On a single level, transfers to both neighbours share a port; steps too large to simulate are timed by formula, which
+        // does not count that.
         let shares_ports = machine.levels.len() == 1
             && machine.links.is_empty()
             && is_simulated(self.problem, grid.n_stages(), micro_batches * replicas, ranks * replicas);
-        // Power begins with the fastest device's.
+        // `power` begins with the fastest device's speed.
         let (speed, rate) = (self.power[0], machine.least_seconds_per_byte());
         let limit = machine.devices.iter().map(|device| device.memory.0 as f64).fold(0.0, f64::max);
         let in_flight = schedule.in_flight(ranks, chunks, micro_batches, 1);

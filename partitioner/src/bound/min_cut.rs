@@ -21,13 +21,13 @@ use petgraph::{
 
 use crate::{Block, NodeSet, Problem};
 
-/// What each block drags along, and what it weighs.
+/// The ancestors and descendants of each block, and the work and traffic of the graph.
 pub(crate) struct Closures {
     /// Values between blocks: makers, takers, bytes there and back.
     values: Vec<(usize, Vec<usize>, u64)>,
-    /// A block with all that it needs.
+    /// Each block with its ancestors.
     down: Vec<NodeSet>,
-    /// A block with all that needs it.
+    /// Each block with its descendants.
     up: Vec<NodeSet>,
     /// Seconds before a cut that has a block on its near side, at the least.
     least: Vec<f64>,
@@ -66,7 +66,7 @@ impl Closures {
             }
         }
         let seconds: Vec<f64> = problem.blocks.iter().map(Block::seconds).collect();
-        // All of them together can be added up.
+        // The sum of all capacities must not overflow.
         let most = u64::MAX / 4 / problem.values.len().max(1) as u64;
         let values = problem.values.iter().filter_map(|value| {
             let bytes = value.forward.0.saturating_add(value.backward.0).min(most);
@@ -91,7 +91,7 @@ impl Closures {
         self.seconds.len()
     }
 
-    /// Sums are rounded: what may lie on either side is free to.
+    /// Returns the tolerance for rounded sums of work: within it, a block stays free to lie on either side.
     fn slack(&self) -> f64 {
         1e-9 * self.total
     }
@@ -125,7 +125,7 @@ impl Closures {
         order.map(cut).collect()
     }
 
-    /// Seconds of what is in one set and not in another.
+    /// Returns the seconds of the blocks that are in one set and not in another.
     fn more(&self, set: &NodeSet, than: &NodeSet) -> f64 {
         set.difference(than).map(|block| self.seconds[block]).sum()
     }
@@ -136,7 +136,7 @@ impl Closures {
     }
 }
 
-/// A cut: what lies before it and what crosses, there and back.
+/// A cut: the blocks before it, and the bytes that cross it both ways.
 #[derive(Clone, Debug)]
 pub(crate) struct NarrowCut {
     pub(crate) near: NodeSet,
@@ -150,16 +150,17 @@ pub(crate) struct NarrowCut {
 pub(crate) struct Window {
     pub(crate) low: f64,
     pub(crate) high: f64,
-    /// The narrowest cut that is known.
+    /// The narrowest cut found so far.
     pub(crate) cut: Option<NarrowCut>,
-    /// Bytes that cross at the least, as is known from wider windows.
+    /// Lower bound of the bytes across a cut, from the wider window that this one is a half of.
     least: u64,
     leaves: BinaryHeap<Leaf>,
     /// Whether `cut` is the narrowest of all.
     is_closed: bool,
 }
 
-/// Cuts with some blocks on one side and some on the other; the minimum cut between them need not have the work that is asked for.
+/// Cuts with some blocks on the near side and some on the far side; the minimum cut between the two sets may lie outside the
+/// window.
 #[derive(Clone, Debug)]
 struct Leaf {
     near: NodeSet,
@@ -190,7 +191,7 @@ impl Window {
         let middle = (self.low + self.high) / 2.0;
         [(self.low, middle), (middle, self.high)].map(|(low, high)| {
             let mut half = Self::new(closures, low, high);
-            // What bounds all cuts bounds some of them.
+            // A lower bound of a window holds for its halves.
             half.least = self.bytes().unwrap_or(u64::MAX);
             if let Some(cut) = self.cut.as_ref().filter(|cut| half.holds(closures, cut)) {
                 half.offer(cut.clone());
@@ -200,7 +201,7 @@ impl Window {
         })
     }
 
-    /// Returns the bytes that cross at the least; none where no cut has as much work.
+    /// Returns a lower bound of the bytes across a cut; `None` if no cut lies in the window.
     pub(crate) fn bytes(&self) -> Option<u64> {
         match self.is_closed {
             true => self.cut.as_ref().map(|cut| cut.bytes),
@@ -213,12 +214,12 @@ impl Window {
         self.is_closed
     }
 
-    /// Tells whether a cut has as much work as is asked for.
+    /// Tells whether a cut's work lies within the window.
     pub(crate) fn holds(&self, closures: &Closures, cut: &NarrowCut) -> bool {
         (self.low - closures.slack()..=self.high + closures.slack()).contains(&cut.work)
     }
 
-    /// Keeps a cut that is narrower than what is known.
+    /// Keeps a cut if it is narrower than the narrowest so far.
     pub(crate) fn offer(&mut self, cut: NarrowCut) {
         if self.cut.as_ref().is_none_or(|known| cut.bytes < known.bytes) {
             self.cut = Some(cut);
@@ -274,7 +275,7 @@ impl Leaf {
         Some(Self { near, far, cut })
     }
 
-    /// Makes a leaf with all that follows from a choice; `None` where no cut has as much work.
+    /// Makes a leaf, with all blocks that the two sets force to one side; `None` if no cut of it lies in the window.
     fn within(
         closures: &Closures,
         (low, high): (f64, f64),
@@ -331,14 +332,14 @@ fn fewest(closures: &Closures, near: &NodeSet, far: &NodeSet) -> NarrowCut {
         network.add_edge(from, crossing, *bytes);
         for to in takers.iter().map(|&to| nodes[to]).filter(|&to| to != source) {
             network.add_edge(crossing, to, no_cut);
-            // What a block needs is no farther than the block.
+            // A block's input never lies beyond the block.
             if from != source && to != sink {
                 network.add_edge(to, from, no_cut);
             }
         }
     }
     let (crossing, flows) = dinics(&network, source, sink);
-    // What can still be reached is the near side.
+    // The near side is what the residual network still reaches from the source.
     let mut reached = vec![false; network.node_count()];
     let mut waiting = VecDeque::from([source]);
     reached[source.index()] = true;
@@ -375,7 +376,7 @@ impl PartialOrd for Leaf {
     }
 }
 impl Ord for Leaf {
-    /// The narrowest is the greatest: it is looked at first.
+    /// Leaves go into a max-heap: the narrowest is the greatest.
     fn cmp(&self, other: &Self) -> Ordering {
         other.cut.bytes.cmp(&self.cut.bytes)
     }

@@ -10,22 +10,22 @@
 //!   `m > p-s` these waits lie apart, so together `i + j ≥ 2R - k·T_s`.
 //! - Zero-bubble, whatever its order: `Σ_{t<s} F_t + m·T_s`.
 //!
-//! The least `X` for which stages exist is found by bisection: for a given `X`, taking as much as is allowed into each stage in turn
-//! gets farthest, because what is allowed shrinks by less than what was taken more. Ends of stages are rounded down to the
-//! work of a state where all are known. O(log(1/ε) · p · log Q).
+//! The least `X` for which stages exist is found by bisection: for a given `X`, filling each stage in turn up to its limit gets
+//! farthest, because the next stage's limit falls by less than the stage before gained. Ends of stages are rounded down to the
+//! work of a state if all states are known. O(log(1/ε) · p · log Q).
 
 use simulator::order::Schedule;
 
-/// What the bound needs to know.
+/// The grid and the work that the bound is for.
 pub(crate) struct Steps<'a> {
     pub(crate) schedule: Schedule,
     pub(crate) ranks: usize,
     pub(crate) micro_batches: usize,
-    /// Work before each state in ascending order, and the least forward work before it; empty where not all are known.
+    /// Work before each state in ascending order, and the least forward work before it; empty if not all states are known.
     pub(crate) states: &'a [(f64, f64)],
     /// Work of all blocks, at the speed of the fastest device.
     pub(crate) total: f64,
-    /// What the host adds to each pass, of which a stage has two for each micro-batch at the least.
+    /// Host overhead of each pass; a stage runs at least two passes for each micro-batch.
     pub(crate) host: f64,
 }
 
@@ -47,10 +47,10 @@ impl Steps<'_> {
                 let turns = m - 2.0 - behind as f64;
                 let spare = step + work - 2.0 * whole;
                 match (self.micro_batches > behind + 1, turns > 0.0) {
-                    // The waits meet.
+                    // The two waits are not disjoint, so they do not add up.
                     (false, _) => own,
                     (true, true) => own.min(spare / turns),
-                    // A larger stage waits less: the largest must do.
+                    // A larger stage waits less: if the largest one does not fit the step, none does.
                     (true, false) if own * turns <= spare + 1e-9 * whole => own,
                     (true, false) => f64::NAN,
                 }
@@ -61,9 +61,10 @@ impl Steps<'_> {
         }
     }
 
-    /// The least time for which stages that keep to what is allowed do all the work.
+    /// Returns the least step in which stages do all the work, none of them above its limit.
     ///
-    /// What is allowed is a stage's time, the host's included, as are the times of the stages before it.
+    /// `allowed` gives a stage's limit in seconds for each micro-batch, from the step, the stage, and the time of the stages
+    /// before it; all with host overhead.
     fn least(&self, allowed: &dyn Fn(f64, usize, (f64, f64)) -> f64) -> f64 {
         let slack = 1.0 + 1e-12;
         // Of all states within reach, the one from which the next stage gets farthest: on a DAG not always the one with most work.
@@ -200,7 +201,7 @@ mod tests {
                 n += 1.0;
             }
         }
-        // A bound that says nothing would hold as well.
+        // A bound of 0 would pass as well: ask that it be tight.
         assert!(is_skipped(0) || sum / n > 0.85, "{}", sum / n);
     }
 

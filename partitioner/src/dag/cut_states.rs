@@ -18,7 +18,7 @@ pub(crate) struct States {
     pub(crate) parameters: Vec<f64>,
     /// Bytes of activations before.
     pub(crate) activations: Vec<f64>,
-    /// Bytes of activations before that stay even where all else is recomputed: inputs, where they are less.
+    /// Bytes of activations before that remain if all that can be is recomputed: inputs, if they are fewer.
     pub(crate) least_kept: Vec<f64>,
     /// Bytes of values that cross, forward.
     pub(crate) crossing: Vec<f64>,
@@ -49,7 +49,7 @@ impl Members<'_> {
     }
 }
 
-/// Bytes of each block that stay in memory whatever is recomputed; none where they may wait in host memory.
+/// Returns the bytes of each block that remain if all that can be is recomputed; 0 if they may wait in host memory.
 fn least_kept(problem: &Problem) -> Vec<f64> {
     let mut inputs: Vec<f64> = problem.blocks.iter().map(|block| block.kept.0 as f64).collect();
     for value in &problem.values {
@@ -73,7 +73,8 @@ impl States {
         let least = least_kept(problem);
         let mut position = vec![0; n_blocks];
         order.iter().enumerate().for_each(|(index, &block)| position[block] = index);
-        // A value crosses the cuts from its maker to its last taker: add and take away at the ends.
+        // A value crosses the cuts from its maker to its last taker: add its bytes at the first and subtract them behind the
+        // last.
         let mut forward = vec![0.0; n_blocks + 2];
         let mut backward = vec![0.0; n_blocks + 2];
         for value in &problem.values {
@@ -121,7 +122,7 @@ impl States {
         let mut inputs = vec![Vec::new(); problem.blocks.len()];
         for value in &problem.values {
             for &to in &value.to {
-                // Takers of one input of the model stay in order: the first loads it.
+                // The first taker of a model input loads it, so its takers keep their order.
                 inputs[to].extend(value.from);
             }
         }
@@ -131,7 +132,7 @@ impl States {
             .map(|ideal| ideals.nodes(ideal).map(|block| problem.blocks[block].seconds()).sum())
             .collect();
         let mut order: Vec<u32> = (0..n_ideals as u32).collect();
-        // Equal work: the smaller set first, as enumerated; a set never stands before what it holds.
+        // Of equal work the smaller set comes first, as enumerated, so that no set comes before its subsets.
         order.sort_by(|&a, &b| {
             let sizes = (ideals.nodes(a as usize).count(), ideals.nodes(b as usize).count());
             work[a as usize].total_cmp(&work[b as usize]).then(sizes.0.cmp(&sizes.1)).then(a.cmp(&b))
@@ -174,7 +175,7 @@ impl States {
                 std::iter::once(0.0).chain(running).collect()
             }
             Sets::Ideals(ideals) => {
-                // Most hold the one before.
+                // Most states contain the one before: extend its sum.
                 let mut sums: Vec<f64> = Vec::with_capacity(self.len());
                 for ideal in 0..self.len() {
                     let before = ideal.checked_sub(1).filter(|&before| ideals.is_subset(before, ideal));
@@ -188,12 +189,13 @@ impl States {
         }
     }
 
-    /// Returns the work before each state at some speed, ascending, with the least forward work before any state that has as much.
+    /// Returns the work before each state at some speed, ascending, with the least forward work before any state of at least as
+    /// much work.
     pub(crate) fn work_and_forward(&self, problem: &Problem, speed: f64) -> Vec<(f64, f64)> {
         let forward = self.sums(|block| problem.blocks[block].forward.0);
         let mut before: Vec<(f64, f64)> =
             self.work.iter().zip(forward).map(|(work, forward)| (work / speed, forward / speed)).collect();
-        // Sums over sets are rounded differently: none may seem to do more work forward than one that has less of it behind.
+        // Sums over different sets are rounded differently: keep forward work from falling as work rises.
         let mut least = f64::INFINITY;
         for state in before.iter_mut().rev() {
             least = least.min(state.1);
@@ -207,11 +209,11 @@ impl States {
         self.work.len()
     }
 
-    /// Tells whether all ways to cut are here, so that the best plan is the best of all.
+    /// Tells whether the states include all cuts of the graph.
     pub(crate) fn is_complete(&self, problem: &Problem) -> bool {
         match &self.sets {
             Sets::Ideals(_) => true,
-            // Each block needs the one before: there is no other order.
+            // Each block needs the one before: the only topological order.
             Sets::Line(order, position) => {
                 let mut needs = vec![false; order.len()];
                 for value in &problem.values {
@@ -245,7 +247,7 @@ impl States {
         }
     }
 
-    /// Returns the blocks between two states, for whoever asks of many blocks whether they are among them.
+    /// Returns the blocks between two states, for many membership tests.
     pub(crate) fn members(&self, start: usize, end: usize) -> Members<'_> {
         match &self.sets {
             Sets::Line(_, position) => Members::Run(position, start..end),

@@ -51,7 +51,7 @@ impl Ideals {
         Some(Self { n_words, bits })
     }
 
-    /// Makes those along one order of the nodes.
+    /// Makes the prefixes of one topological order.
     pub fn of_order(order: &[usize]) -> Self {
         let mut set = NodeSet::empty(order.len().max(1));
         let mut bits = set.words().to_vec();
@@ -67,7 +67,7 @@ impl Ideals {
         self.bits.len() / self.n_words
     }
 
-    /// Tells whether there are none, which never is: the empty set is one.
+    /// Tells whether there are none: never, as the empty set is an ideal.
     pub fn is_empty(&self) -> bool {
         self.bits.is_empty()
     }
@@ -87,7 +87,7 @@ impl Ideals {
         self.words(ideal)[node / 64] >> (node % 64) & 1 == 1
     }
 
-    /// Tells whether an ideal has a node that another has not.
+    /// Tells whether a node is in the ideal `end` but not in `start`.
     pub fn is_between(&self, start: usize, end: usize, node: usize) -> bool {
         self.contains(end, node) && !self.contains(start, node)
     }
@@ -97,7 +97,7 @@ impl Ideals {
         bits(self.words(end).iter().zip(self.words(start)).map(|(word, less)| word & !less))
     }
 
-    /// Returns them as a set.
+    /// Returns the nodes of one ideal that are not in another, as a set.
     pub(crate) fn difference(&self, start: usize, end: usize) -> NodeSet {
         self.words(end).iter().zip(self.words(start)).map(|(word, less)| word & !less).collect()
     }

@@ -1,10 +1,10 @@
 //! All cuts of a grid, if there are few: the fastest plan as the simulator times it, so that its gap is zero.
 //!
 //! Branch and bound, depth first over chains of states. Chosen stages bound the step from below: under 1F1B and GPipe stage `s` begins
-//! after `Σ_{t<s} F_t` and what it has sent back takes `Σ_{t<s} B_t` more, transfers each way included; under zero-bubble only the
-//! former holds; without pipelining all passes and transfers of a micro-batch add up. What the remaining stages take at the least,
-//! whatever memory they need, is a table filled from the last stage to the first, O(p·Q²). Prunes prefixes that are no better than the
-//! best plan and takes the most promising first. Exponential at worst; gives up at a limit, and says so.
+//! after `Σ_{t<s} F_t`, and its gradients then take `Σ_{t<s} B_t` more to the first stage, transfers each way included; under
+//! zero-bubble only the former holds; without pipelining all passes and transfers of a micro-batch add up. A lower bound for the
+//! remaining stages, without a memory limit, is in a table filled from the last stage to the first, O(p·Q²). Prunes prefixes that
+//! are no better than the best plan and takes the most promising first. Exponential at worst; gives up at a limit, and says so.
 
 use simulator::order::Schedule;
 
@@ -16,7 +16,7 @@ use crate::{
     stage::{costs::StageCosts, run::of_rank, scorer::Scorer},
 };
 
-/// What rounding to whole nanoseconds takes off a transfer at the most.
+/// Most seconds that rounding to whole nanoseconds takes off a transfer.
 const ROUNDING: f64 = 1e-9;
 
 /// A stage, scored and timed.
@@ -38,34 +38,34 @@ pub(crate) struct AllCuts<'a> {
     pub(crate) bound: f64,
     /// Plans that may still be simulated.
     pub(crate) left: usize,
-    /// What joins the stages before and behind each border, at its fastest.
+    /// The fastest link between the stages before and behind each boundary.
     wires: Vec<Wire>,
-    /// What the stages from one on take at the least if it begins at a state: of a micro-batch where nothing runs side by side, of
-    /// the slowest stage otherwise.
+    /// Lower bound of the time for a micro-batch of the stages from one on, by the state where it begins: of all of them together
+    /// without pipelining, of the slowest otherwise.
     rest: Vec<Vec<f64>>,
-    /// What may stand in which stage.
+    /// Which blocks may be in which stage.
     pinned: Pinned,
     n_beginnings: usize,
     n_scored: usize,
 }
 
-/// Seconds a byte takes, and those before it arrives.
+/// Seconds for each byte of a transfer, and its latency.
 #[derive(Clone, Copy, Debug, Default)]
 struct Wire {
     rate: f64,
     latency: f64,
 }
 
-/// What is known of the stages before a border.
+/// Lower bounds from the stages before a boundary.
 #[derive(Clone, Copy, Debug)]
 struct Beginning {
-    /// No step is shorter.
+    /// Lower bound of the step.
     least_step: f64,
-    /// Seconds before and behind each micro-batch of later stages, without the transfers of this border.
+    /// Seconds before and behind each micro-batch of later stages, without the transfers of this boundary.
     head: f64,
 }
 
-/// What a stage takes for each micro-batch, at the least where it is not scored yet.
+/// Seconds of a stage for each micro-batch; a lower bound if it is not scored yet.
 #[derive(Clone, Copy, Debug)]
 struct Own {
     forward: f64,
@@ -97,7 +97,7 @@ impl<'a> AllCuts<'a> {
         }
     }
 
-    /// Looks for a better plan than `best` and `bound`; tells whether all cuts were looked at.
+    /// Looks for a better plan than `best` and `bound`; tells whether the search was complete.
     pub(crate) fn search(&mut self) -> bool {
         let most = self.scorer.problem.training.limits.sizes.all_cuts_states;
         if self.scorer.states.len() > most && self.costs.len() > 1 {
@@ -116,7 +116,7 @@ impl<'a> AllCuts<'a> {
         self.grid.schedule == Schedule::LayerParallel
     }
 
-    /// Goes on from a state behind some stages.
+    /// Extends a prefix of stages that ends at a state; tells whether all extensions were searched or pruned.
     fn go(&mut self, stages: &mut Vec<Timed>, start: usize, before: Beginning) -> bool {
         self.n_beginnings += 1;
         if self.n_beginnings > self.scorer.problem.training.limits.beginnings {
@@ -164,7 +164,7 @@ impl<'a> AllCuts<'a> {
         true
     }
 
-    /// Ends of the next stage that may lead to a better plan, the most promising first, with what bounds them.
+    /// Returns ends of the next stage that may lead to a better plan, with the lower bound of each, the least first.
     fn ends(&self, stages: &[Timed], start: usize, before: Beginning) -> Vec<(f64, usize)> {
         let states = self.scorer.states;
         let last = states.len() - 1;
@@ -175,7 +175,7 @@ impl<'a> AllCuts<'a> {
         for end in if index + 1 == self.costs.len() { last..last + 1 } else { start + 1..last } {
             let work = states.work[end] - states.work[start];
             let compute = work / speed;
-            // States stand in the order of their work: no later one needs less.
+            // Prune: states are sorted by work, so later ones have no less.
             if self.each as f64 * compute >= limit {
                 break;
             }
@@ -192,7 +192,7 @@ impl<'a> AllCuts<'a> {
         ends
     }
 
-    /// Adds a stage to those before.
+    /// Returns the bounds of a prefix with one more stage.
     fn beginning(
         &self,
         stages: &[Timed],
@@ -209,7 +209,7 @@ impl<'a> AllCuts<'a> {
             let rank = self.grid.rank_of(index);
             let earlier = of_rank(stages, self.grid.schedule, self.grid.ranks, rank);
             let earlier = earlier.map(|(_, times)| times.both());
-            // Its first pass comes behind the forward passes of the ranks before.
+            // Its first pass runs behind the forward passes of the ranks before.
             let head: f64 = stages.iter().take(rank).map(|(_, times)| times.there()).sum();
             let least = head + each * (own.compute + earlier.sum::<f64>());
             return Beginning { least_step: least_step.max(least), head: 0.0 };
@@ -229,7 +229,7 @@ impl<'a> AllCuts<'a> {
                     head: next,
                 }
             }
-            // Whatever the order, a stage begins behind the forward passes of those before it.
+            // Under any order, a stage begins behind the forward passes of those before it.
             _ => {
                 let here = head + there;
                 let next = here + own.forward;
@@ -241,7 +241,7 @@ impl<'a> AllCuts<'a> {
         }
     }
 
-    /// Seconds at the least that values take over the border before a stage, there and back.
+    /// Lower bound of the seconds of transfers at the boundary before a stage, forward and back.
     fn border(&self, index: usize, start: usize) -> (f64, f64) {
         let (states, wire) = (self.scorer.states, self.wires[index]);
         let time = |bytes: f64| match index {
@@ -251,7 +251,7 @@ impl<'a> AllCuts<'a> {
         (time(states.crossing[start]), time(states.crossing_back[start]))
     }
 
-    /// Makes the table of what stages to come take at the least.
+    /// Fills the table of lower bounds for the remaining stages.
     fn look_ahead(&mut self) {
         let states = self.scorer.states;
         let n_states = states.len();
@@ -285,7 +285,7 @@ impl<'a> AllCuts<'a> {
                     let time = if self.is_layer() {
                         there + work / place.speed + back + rest
                     } else {
-                        // Ports carry what all replicas of a stage send.
+                        // A port carries the transfers of all replicas of a stage.
                         (least * place.run.count as f64).max(rest)
                     };
                     own[start] = own[start].min(time);
@@ -297,11 +297,11 @@ impl<'a> AllCuts<'a> {
     }
 }
 
-/// What joins a stage to the one before, whichever replica has it best; nothing where it is not known.
+/// The fastest link from any replica of a stage to the stage before; a free one if that is not known.
 fn wire_before(costs: &StageCosts) -> Wire {
     let (machine, run) = (&costs.scorer.problem.machine, costs.place.run);
     let levels = run.devices().map(|device| machine.level(device.checked_sub(run.step())?, device));
-    // A replica that nothing joins waits for nothing.
+    // A replica without a link waits for no transfer.
     let least = levels.map(|level| {
         level
             .map_or(Wire::default(), |level| Wire { rate: 1.0 / level.bandwidth.0, latency: level.latency.0 })

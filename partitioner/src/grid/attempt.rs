@@ -1,6 +1,6 @@
 //! One attempt at a grid: each chunk may take a given share of its device's memory.
 //!
-//! 1. Lower bounds: `bound::grid`, and the slowest stage on an idealized machine; a grid that cannot win is given up.
+//! 1. Lower bounds: `bound::grid`, and the slowest stage on an idealized machine; prunes a grid that cannot win.
 //! 2. The cut whose slowest stage is fastest, exact over the states (`pipeline::best`); further cuts as seeds.
 //! 3. Hill climbing by the timed order of operations (`hill_climb`), memory of chunks shared out (`chunk_memory`).
 //! 4. The simulator's time and memory; with less memory again if it finds too much.
@@ -42,17 +42,17 @@ use crate::{
     strategy::{deepspeed::least_bound, row::Search, torchgpipe::torchgpipe},
 };
 
-/// How often stages that run out of memory in the simulation are given less.
+/// How often stages that run out of memory in the simulation are planned again with less.
 const ROUNDS: usize = 3;
 
-/// The most plans of all cuts that prove nothing, of more than a few states.
+/// The most cuts that are simulated if the result proves nothing, unless there are few states.
 const UNSURE: usize = 8;
 const FEW_STATES: usize = 40;
 
-/// A grid, and what all of its plans are made with.
+/// A grid, and what all of its plans share: order of operations, rules, devices, memory.
 pub(crate) struct Attempt<'a> {
     solver: &'a GridSolver<'a>,
-    /// The problem; where devices have several chunks, with a smaller device for each of them.
+    /// The problem; if devices have several chunks, with a smaller device in place of each chunk.
     problem: Cow<'a, Problem>,
     grid: Grid,
     /// Micro-batches of one replica.
@@ -64,7 +64,7 @@ pub(crate) struct Attempt<'a> {
     places: Places,
     /// Bytes of the devices of each rank.
     memory: Vec<f64>,
-    /// Whether stages were left with less than formulas allow: they recompute or offload enough, perhaps not what is best.
+    /// Whether stages were given less memory than they have: their recomputation and offload may then not be optimal.
     has_less: Cell<bool>,
 }
 
@@ -114,14 +114,14 @@ impl<'a> Attempt<'a> {
         let given = self.given();
         let is_given = given.is_some();
         let climbed = match given {
-            // Given cuts, and cuts made by a rule, stand for no others.
+            // Given cuts, and cuts made by a rule, prove nothing of other cuts.
             Some(borders) => {
                 timed((&scorer, &self.solver.lines), &self.order, &self.places, &self.natural(), &borders)
             }
             None => self.climbed(&scorer, &mut lower_bound)?,
         };
         let found = climbed.and_then(|Climbed { stages, time }| self.finish(stages, time, lower_bound));
-        // What runs out of memory in the simulation is for the caller to plan again with less, unless there is something else.
+        // A plan that runs out of memory in the simulation is kept only if no other fits: the caller plans again with less.
         let (mut best, excessive) = match found {
             Some((found, false)) if !strategy.is_rule() => (None, Some(found)),
             found => (found.map(|found| found.0), None),
@@ -146,7 +146,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Says that there is no plan, and where memory was counted from above that there may be one.
+    /// Returns why there is no plan; if memory was overestimated, that one may still exist.
     fn none(&self, scorer: &Scorer) -> PlanError {
         if self.rules.in_flight.is_upper_bound() && !scorer.is_roomy() {
             let reason = "no plan that surely fits was found: how many micro-batches a stage holds is known of its order alone";
@@ -165,7 +165,7 @@ impl<'a> Attempt<'a> {
         self.below * self.n_micro_batches()
     }
 
-    /// Tells whether all ways to cut are among the states: a single stage has one, none.
+    /// Tells whether all cuts are among the states; a single stage has none.
     fn is_complete(&self) -> bool {
         self.solver.is_complete || self.grid.n_stages() == 1
     }
@@ -182,7 +182,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Returns where stages begin, and the end of the last one, where that is given or made by a rule.
+    /// Returns the boundaries, with both ends, if they are given or made by a rule.
     fn given(&self) -> Option<Vec<usize>> {
         match (&self.problem.begins, self.solver.strategy.row().search) {
             (Some(begins), _) => {
@@ -204,7 +204,7 @@ impl<'a> Attempt<'a> {
     ) -> Option<(f64, Vec<Cut>)> {
         match self.grid.chunks {
             1 => self.solver.pipelines.best_pipeline(scorer, sharing, least, below),
-            // Chunks have machines of their own, and are asked for once.
+            // Each chunked grid is a machine of its own and is asked for once: nothing to cache.
             _ => best_pipeline(scorer, sharing, below),
         }
     }
@@ -212,16 +212,17 @@ impl<'a> Attempt<'a> {
     /// Finds cuts by the slowest stage, and moves them while the step becomes shorter; raises the lower bound on the way.
     ///
     /// # Errors
-    /// When no plan is below what is asked for.
+    /// When no plan is below the limit.
     fn climbed(&self, scorer: &Scorer, lower_bound: &mut f64) -> Result<Option<Climbed>, NoGrid> {
         let Self { solver, problem, grid, order, places, below, .. } = self;
         let (whole, n_stages) = (solver.problem, grid.n_stages());
-        // The turn of a V carries nothing, which a bound over the fastest links does not know; nor does one know memory from above.
+        // No bound where the turn of a V, which crosses no link, would be charged for the fastest one, or where memory is
+        // overestimated.
         let is_known = (solver.is_uniform || !grid.schedule.is_in_v())
             && (scorer.is_roomy() || !self.rules.in_flight.is_upper_bound());
         let is_asked = solver.goal != Goal::Any && self.is_complete() && is_known;
         let is_plain = solver.is_uniform && grid.chunks == 1 && scorer.is_roomy();
-        // A step takes as long as its slowest stage for all replicas' micro-batches, of every chunk of a rank.
+        // A step is no shorter than its slowest stage's seconds for each micro-batch, times all micro-batches.
         let raise = |lower_bound: &mut f64, bottleneck: f64| {
             *lower_bound = lower_bound.max(self.n_micro_batches() * bottleneck);
             if bottleneck < *below {
@@ -259,16 +260,15 @@ impl<'a> Attempt<'a> {
         Ok(polish((scorer, &solver.lines), order, places, &seeds, solver.n_grids, solver.goal))
     }
 
-    /// Seconds for each micro-batch that the slowest stage takes at the least, whatever the cuts, or `below` where that is no more;
-    /// infinite where nothing fits.
+    /// Returns a lower bound of the slowest stage's seconds for each micro-batch over all cuts, or `below` if it is not less;
+    /// infinite if nothing fits.
     ///
-    /// Cuts found by formula for devices as they stand are the best only where all devices are alike and have room. Others may beat them
-    /// where devices or links differ and could be taken in another order, where copies to the host run beside compute, and where memory
-    /// is counted from above.
+    /// Solved on an ideal machine. The formula on the real devices is no lower bound if they differ (another order may be
+    /// better), if copies to the host run beside compute, or if memory is overestimated.
     fn least_bottleneck(&self, scorer: &Scorer) -> f64 {
         let chunks = self.grid.chunks;
         let in_chunks = || {
-            // A device's memory need not be shared evenly.
+            // Chunks need not divide their device's memory evenly.
             let mut ideal = scorer.problem.ideal();
             let largest =
                 |device: &mut MachineDevice| device.memory.0 = device.memory.0.saturating_mul(chunks as u64);
@@ -279,7 +279,7 @@ impl<'a> Attempt<'a> {
         let is_uniform =
             if chunks == 1 { self.solver.is_uniform } else { scorer.problem.machine.is_uniform() };
         let neighbours = if is_uniform { scorer.rules.neighbours } else { Neighbours::Fastest };
-        // Where all devices and links are the best, replicas may as well sit side by side: asked once for both.
+        // On an ideal machine replicas may as well be adjacent: one answer serves both arrangements.
         let sharing = match self.sharing() {
             Sharing::Equal { stages, replicas, .. } if !is_uniform => {
                 Sharing::Equal { stages, replicas, replicas_together: true }
@@ -295,7 +295,7 @@ impl<'a> Attempt<'a> {
         self.best_pipeline(&bound, sharing, 0.0, self.below).map_or(self.below, |best| best.0)
     }
 
-    /// Makes a plan of stages that takes this share of the memory by formula; `None` where that is too little.
+    /// Makes a plan whose stages use this share of the memory by formula; `None` if they cannot.
     fn finish_within(
         &self,
         share: f64,
@@ -332,7 +332,8 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    /// Makes a plan of stages and has it simulated; tells whether it fits. `None` where it is not below what is asked for, or too full.
+    /// Makes a plan of stages and simulates it; tells whether it fits. `None` if it is not below the limit, or does not fit by
+    /// formula.
     fn finish(
         &self,
         stages: Vec<SolutionStage>,
@@ -340,7 +341,7 @@ impl<'a> Attempt<'a> {
         lower_bound: f64,
     ) -> Option<(Solution, bool)> {
         let Self { solver: GridSolver { problem: whole, strategy, .. }, grid, .. } = self;
-        // Which of several numbers of chunks gains is told by their times, be they above the limit.
+        // The search compares numbers of chunks by their times, also above the limit.
         let most = if grid.chunks == 1 { self.limit() } else { f64::INFINITY };
         let whole_share = self.finish_within(1.0, stages.clone(), time, lower_bound)?;
         if self.is_slow(&whole_share, most) {
@@ -356,7 +357,7 @@ impl<'a> Attempt<'a> {
             self.has_less.set(true);
             share /= over.max(1.01);
             let Some(less) = self.finish_within(share, stages.clone(), time, lower_bound) else { break };
-            // What then fits may not be below the limit any more.
+            // With less memory the plan may be above the limit.
             let (less, still) = settle_step(whole, less, most)?;
             if still.is_none() {
                 return Some((less, true));
@@ -366,7 +367,7 @@ impl<'a> Attempt<'a> {
         Some((found, excess.is_none()))
     }
 
-    /// Tells whether a plan's passes alone take as long as it may in all: then it need not be simulated.
+    /// Tells whether a plan's passes alone, without transfers, take as long as the limit: then it is not simulated.
     fn is_slow(&self, plan: &Solution, most: f64) -> bool {
         let is_in_order = matches!(self.grid.schedule, Schedule::OneForwardOneBackward | Schedule::GPipe);
         let n_devices = self.grid.ranks * self.grid.replicas;
@@ -384,13 +385,13 @@ impl<'a> Attempt<'a> {
         }
         let passes: Vec<StageTimes> =
             plan.stages.iter().map(|stage| passes_alone(self.solver.problem, stage)).collect();
-        // The simulator counts whole nanoseconds.
+        // The simulator rounds to whole nanoseconds.
         let rounding = (3 * self.each + 6 * self.grid.ranks) as f64 * 1e-9;
         step_time(&self.order, &passes, true)
             .is_some_and(|alone| alone.seconds * (1.0 - 1e-9) - rounding >= most)
     }
 
-    /// Looks through all cuts for a better plan; also tells whether they were looked through.
+    /// Searches all cuts for a better plan; also tells whether that proves the best.
     fn all_cuts(
         &self,
         scorer: &Scorer,
@@ -408,7 +409,7 @@ impl<'a> Attempt<'a> {
         let mut cuts = AllCuts::new(scorer, *grid, self.each, &costs, &simulate);
         (cuts.best, cuts.bound) = (best, self.limit());
         let n_ops: usize = self.order.ranks.iter().map(Vec::len).sum();
-        // What is offloaded, and which chunk of a device takes how much of its memory, is chosen by formulas.
+        // Offload, and the division of a device's memory among chunks, are chosen by formula, so other choices remain untried.
         let is_alone = grid.chunks == 1 && !self.rules.in_flight.is_upper_bound();
         let is_sure = scorer.is_roomy() || is_alone && !problem.training.offload;
         let limits = problem.training.limits;
@@ -419,7 +420,7 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// Returns a problem in which a smaller device stands for each chunk of one.
+/// Returns a problem in which each chunk has a smaller device of its own.
 fn in_chunks(whole: &Problem, grid: Grid, share: f64) -> Problem {
     let mut smaller = whole.clone();
     let n_stages = grid.n_stages();
@@ -435,14 +436,14 @@ fn in_chunks(whole: &Problem, grid: Grid, share: f64) -> Problem {
     smaller
 }
 
-/// Returns the devices of each stage, and how many there are from it to the end.
+/// Returns the device run of each stage, and the number of devices from it to the end.
 fn places(grid: Grid) -> Places {
     let n_stages = grid.n_stages();
     let place = |index: usize| (grid.run(index, n_stages), (n_stages - index) * grid.replicas);
     (0..n_stages).map(place).collect()
 }
 
-/// A line of blocks through some cuts, and where these lie in it.
+/// The order of the blocks through some cuts, and the boundaries in it.
 fn seed_of(scorer: &Scorer, cuts: &[Cut]) -> Seed {
     let found = stages_of(scorer, cuts);
     let line = found.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
@@ -451,7 +452,7 @@ fn seed_of(scorer: &Scorer, cuts: &[Cut]) -> Seed {
     (line, borders)
 }
 
-/// Adds lines of blocks and where stages could end in them.
+/// Adds block orders as seeds, with their boundaries.
 fn add_lines(
     seeds: &mut Vec<Seed>,
     orders: Vec<Ordered>,
@@ -471,7 +472,7 @@ fn add_lines(
             };
             match borders.filter(fits) {
                 Some(borders) => Some((line.clone(), borders)),
-                // Where cuts fall together or memory decides, the line alone does not say where stages end.
+                // If cuts coincide or a stage does not fit, the boundaries have to be found anew.
                 None if is_first => best(scorer).map(|cuts| seed_of(scorer, &cuts)),
                 None => None,
             }

@@ -1,8 +1,8 @@
 //! Chunks of one device share its memory: what they recompute and offload is chosen for all of them together.
 //!
-//! A chunk may need much more than an equal share while another leaves most of its own. For each chunk the trades of memory for time are
-//! listed, up to a limit, and a multiple-choice knapsack picks one of each: exact for small chunks. O(trades) knapsacks of a stage, and
-//! one of all chunks.
+//! A chunk may need much more than an equal share while another needs less than its own. For each chunk a list of trades of
+//! memory for time is made, up to a limit, and a multiple-choice knapsack picks one of each: exact for small chunks. O(trades)
+//! knapsacks of a stage, and one of all chunks.
 
 use crate::{
     Problem,
@@ -19,14 +19,14 @@ use crate::{
     },
 };
 
-/// Blocks of a chunk whose trades may save a single byte each; more blocks trade parts of the device's memory.
+/// Chunks of up to this many blocks trade single bytes; larger ones trade parts of the device's memory.
 const FEW_BLOCKS: usize = 8;
-/// Such parts of a device's memory.
+/// Number of these parts.
 const PARTS: f64 = 32.0;
 
 /// Chooses what the chunks of overfull devices recompute or offload, and times all stages; `None` if nothing fits.
 ///
-/// In `problem` every stage stands on a device of its own; the grid tells on which of the ranks, those with `memory`, it really is.
+/// In `problem` every stage has a device of its own; `grid` maps it to its rank, which has `memory` bytes.
 pub(crate) fn share_out(
     (problem, rules): (&Problem, Rules),
     grid: Grid,
@@ -53,7 +53,7 @@ pub(crate) fn share_out(
         if own().map(|chunk| stages[chunk].score.memory).sum::<f64>() <= limit {
             continue;
         }
-        // A chunk that is alone takes what it can get.
+        // A chunk alone on its rank takes the fastest choice that fits.
         let most = if grid.chunks == 1 { 1 } else { sizes.chunk_choices };
         let mut trades: Vec<Vec<MemoryPlan>> = own().map(|chunk| chunks[chunk].trades(limit, most)).collect();
         let choice = |plan: &MemoryPlan| Choice { time: plan.seconds, memory: plan.memory };
@@ -77,7 +77,7 @@ struct Chunk<'a> {
 }
 
 impl Chunk<'_> {
-    /// What it may take of a device's memory and the seconds that costs, the most memory first.
+    /// Returns memory plans of less and less memory, the most memory first.
     fn trades(&self, limit: f64, most: usize) -> Vec<MemoryPlan> {
         let least = if self.end - self.start <= FEW_BLOCKS { 1.0 } else { (limit / PARTS).max(1.0) };
         let with = |limit: &f64| self.costs.memory_plan(self.start, self.end, *limit);

@@ -1,8 +1,9 @@
-//! Betters the cuts of a synchronous grid by what a step really takes.
+//! Improves the cuts of a synchronous grid by the time of a whole step.
 //!
-//! The slowest stage as fast as can be is the best cut for an endless pipeline. A step also fills and drains, and its first and last stages
-//! weigh differently: borders move by one, two and four blocks along the line of the stages, or to a place that less crosses, while the
-//! timed order of operations gets shorter. Hill climbing from several cuts; O(moves · (operations + blocks of two stages)).
+//! The fastest slowest stage is the best cut for an endless pipeline. A step also fills and drains, and its first and last stages
+//! weigh differently: boundaries move by one, two and four blocks along the order of the blocks, or to a place with less traffic,
+//! while the timed order of operations gets shorter. Hill climbing from several cuts; O(moves · (operations + blocks of two
+//! stages)).
 
 use simulator::order::Order;
 
@@ -18,26 +19,27 @@ use crate::{
     stage::{costs::StageCosts, lines::Lines, run::Run, scorer::Scorer},
 };
 
-/// Grids that share the passes that may be timed evenly; more of them get as much as these.
+/// Up to this many grids divide the budget of timed passes evenly; with more grids, each still gets this share.
 const SHARES: usize = 8;
 
-/// Narrow places on either side of a border that are tried: the nearest, and with narrower ones.
+/// Low-traffic places tried on either side of a boundary: this many of the nearest, and up to `PLACES` with those of less
+/// traffic.
 const NEAREST: usize = 2;
 const PLACES: usize = 4;
 
-/// Which devices stages stand on, and the devices from there to the end.
+/// The device run of each stage, and the number of devices from there to the end.
 pub(crate) type Places = Vec<(Run, usize)>;
 
-/// A line of blocks, and where its stages begin and end.
+/// An order of blocks, and the stage boundaries in it with both ends.
 pub(crate) type Seed = (Vec<usize>, Vec<usize>);
 
-/// Stages of a line of blocks and how long their step takes.
+/// Stages over an order of blocks, and the time of their step.
 pub(crate) struct Climbed {
     pub(crate) stages: Vec<SolutionStage>,
     pub(crate) time: StepTime,
 }
 
-/// Finds the best cuts near given ones, or the best of those where any will do; `None` where none of those fits.
+/// Finds the best cuts near given ones, or, for `Goal::Any`, the best of the given ones; `None` if none of those fits.
 pub(crate) fn polish(
     (scorer, lines): (&Scorer, &Lines),
     order: &Order,
@@ -51,7 +53,7 @@ pub(crate) fn polish(
     };
     let mut found: Vec<(&Seed, Climbed)> =
         seeds.iter().filter_map(|seed| Some((seed, climb_from(seed, 0)?))).collect();
-    // Of equals, those that solvers found stay before others.
+    // Stable sort: of equally fast seeds, those found by the solver come first.
     found.sort_by(|a, b| a.1.time.seconds.total_cmp(&b.1.time.seconds));
     let limits = scorer.problem.training.limits;
     found.truncate(limits.moved_cuts);
@@ -79,7 +81,8 @@ pub(crate) fn timed(
 
 type Timed = (SolutionStage, StageTimes);
 
-/// Narrow places on either side of a border, which it would not reach step by step: the nearest, and narrower ones behind those.
+/// Returns low-traffic places on either side of a boundary that moves of a few blocks would not reach: the nearest, and those
+/// behind it with less traffic.
 fn narrow_places(states: &States, borders: &[usize], border: usize) -> Vec<usize> {
     let bytes = |at: usize| states.crossing[at] + states.crossing_back[at];
     let is_narrow = |at: &usize| bytes(*at) <= bytes(at - 1) && bytes(*at) < bytes(at + 1);
@@ -126,7 +129,7 @@ fn climb(
     let each = order.n_micro_batches() as f64;
     let n_stages = places.len();
     let mut timer = Timer::new(order, n_stages, overlaps);
-    // Nothing where the step cannot be shorter than this.
+    // `None` if a lower bound shows that the step is not below `below`.
     let mut time = |stages: &[Timed], below: f64| {
         let times: Vec<StageTimes> = stages.iter().map(|stage| stage.1).collect();
         if timer.least(&times) * (1.0 - 1e-9) >= below { None } else { timer.time(&times, below) }
@@ -150,7 +153,7 @@ fn climb(
                     });
                 }
                 left -= 1;
-                // A stage that alone takes as long as the best step has no place in a better one.
+                // Prune: a stage whose passes alone take as long as the best step.
                 let is_slow = |index: usize, start: usize, end: usize| {
                     let work = scorer.states.work[end] - scorer.states.work[start];
                     each * work / costs[index].place.speed >= best.seconds

@@ -16,10 +16,10 @@ use crate::{
     strategy::Strategy,
 };
 
-/// Why a grid has no plan, and what bounds one that was not found.
+/// Why a grid has no plan, and the lower bound of those that were not found.
 pub(crate) struct NoGrid {
     pub(crate) error: PlanError,
-    /// Seconds of a step; infinite where nothing fits however memory is counted.
+    /// Seconds of a step; infinite if nothing fits however memory is counted.
     pub(crate) lower_bound: f64,
 }
 
@@ -27,22 +27,23 @@ pub(crate) struct NoGrid {
 pub(crate) struct GridSolver<'a> {
     pub(crate) problem: &'a Problem,
     pub(crate) states: &'a States,
-    /// Whether all ways to cut are among the states.
+    /// Whether all cuts are among the states.
     pub(crate) is_complete: bool,
-    /// Best pipelines over the states of strategies that cut by no rule.
+    /// Best pipelines over the states; for strategies that do not cut by a rule.
     pub(crate) pipelines: &'a PipelineCache,
     pub(crate) bounds: &'a GridBounds<'a>,
     pub(crate) strategy: Strategy,
     pub(crate) goal: Goal,
-    /// Grids that share the time there is.
+    /// Grids among which the budget is divided.
     pub(crate) n_grids: usize,
-    /// Pairs of states that searches looked at, at the most.
+    /// Upper bound of the pairs of states that searches have looked at.
     pub(crate) spent: Cell<usize>,
-    /// What stages recompute: the same for all grids, and all strategies that cut by no rule, with as many micro-batches in flight.
+    /// What stages recompute: shared by all grids, and by all strategies that do not cut by a rule, with as many micro-batches in
+    /// flight.
     pub(crate) memory_plans: Rc<MemoryPlans>,
-    /// Lines of blocks that grids climb from.
+    /// Orders of blocks that seeds of the hill climbing lie in.
     pub(crate) lines: Lines,
-    /// What runs of the machine's devices bring, and those of the ideal machine's.
+    /// Device runs of the machine, and of the ideal machine.
     pub(crate) runs: Rc<DeviceRuns>,
     pub(crate) ideal_runs: Rc<DeviceRuns>,
     /// Whether all devices and links are alike.
@@ -52,7 +53,7 @@ pub(crate) struct GridSolver<'a> {
 }
 
 impl GridSolver<'_> {
-    /// Returns the problem with devices that are all the best in everything.
+    /// Returns the problem on the ideal machine.
     pub(crate) fn ideal(&self) -> &Problem {
         self.ideal.get_or_init(|| self.problem.ideal())
     }

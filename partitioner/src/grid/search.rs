@@ -1,7 +1,7 @@
 //! The best plan of the grids of a strategy.
 //!
-//! Devices may be left over: where links are slow, fewer stages or replicas are faster. Grids are solved in the order of what bounds
-//! them from below; one whose bound is above the best plan found cannot be better and is left out.
+//! Devices may be left over: where links are slow, fewer stages or replicas are faster. Grids are solved in the order of their
+//! lower bounds; one whose bound is above the best plan found is pruned.
 
 use std::{
     cell::{Cell, OnceCell},
@@ -81,7 +81,7 @@ fn runs(grid: Grid) -> Vec<Run> {
     (0..grid.n_stages()).map(|stage| grid.devices(stage)).collect()
 }
 
-/// Says why there is no plan, where that is not for memory but for blocks that are pinned.
+/// Returns why no cut puts the pinned blocks where they are to be, if that is so.
 fn unpinnable(problem: &Problem, states: &States, grids: &[Grid]) -> Option<String> {
     let [first, ..] = problem.pins.as_slice() else { return None };
     let can_be = |grid: &Grid| {
@@ -108,10 +108,10 @@ fn unpinnable(problem: &Problem, states: &States, grids: &[Grid]) -> Option<Stri
     Some(format!("{cuts} `{}`{others} to where they are to be", first.name))
 }
 
-/// A grid that may have the best plan: the seconds for each micro-batch that none of its plans beats, and one replica's micro-batches.
+/// A grid that may have the best plan: its lower bound in seconds for each micro-batch, and one replica's micro-batches.
 type Open = (f64, usize, Grid);
 
-/// Returns the grids of a strategy, what is least first; and why others cannot be, where that is for their micro-batches.
+/// Returns the grids of a strategy by rising lower bound; and why some were refused, if their micro-batches are the reason.
 ///
 /// # Errors
 /// When there is no grid on this machine.
@@ -139,7 +139,7 @@ fn open_grids(
     Ok((open, refused))
 }
 
-/// Keeps of stages in a V, which take long to search, the shape of the best pipeline; says so where there is none.
+/// V-shaped grids are slow to search: keeps only the shape of the best pipeline so far; an error if that leaves none.
 fn without_other_vs(open: &mut Vec<Open>, cut_space: &CutSpace, strategy: Strategy) -> Option<PlanError> {
     let had_some = !open.is_empty();
     let is_likely = |grid: &Grid| cut_space.likely.get() == Some((grid.ranks, grid.replicas));
@@ -151,7 +151,7 @@ fn without_other_vs(open: &mut Vec<Open>, cut_space: &CutSpace, strategy: Strate
 
 /// Finds the best plan of a strategy that ends each step together, as the simulator times it.
 ///
-/// Also returns the seconds for each micro-batch that no plan beats with the devices in this order.
+/// Also returns the lower bound over all plans with the devices in this order, in seconds for each micro-batch.
 pub(crate) fn synchronous(
     problem: &Problem,
     cut_space: &CutSpace,
@@ -161,17 +161,17 @@ pub(crate) fn synchronous(
     let states = if strategy.is_rule() { cut_space.line(problem) } else { &cut_space.states };
     let is_complete = if strategy.is_rule() { cut_space.is_chain } else { cut_space.is_complete };
     let bounds = GridBounds::new(problem, cut_space, (states, is_complete), strategy);
-    // Why solved grids have no plan, and why others were not solved.
+    // `error`: why a solved grid has no plan; `refused`: why one was not solved.
     let (mut open, mut refused) =
         open_grids(problem, strategy, &bounds).map_err(|error| (error, f64::INFINITY))?;
     let mut error = None;
-    // Grids that were not tried have fewer stages or replicas, so the same bounds hold for them.
+    // Untried grids have fewer stages or replicas, so the bound of the first grid holds for them too.
     let is_all = problem.machine.devices.len() <= FEW_DEVICES || strategy.is_rule();
     let untried = open.first().filter(|_| !is_all).map_or(f64::INFINITY, |first| first.0);
     if !is_all && !problem.training.limits.replicated_chunks {
         refused = refused.or(without_other_vs(&mut open, cut_space, strategy));
     }
-    // What was the best shape of a like question is likely to be hard to beat.
+    // The best shape of the last question is likely to be good: try it first, so that it prunes others.
     if goal != Goal::Any {
         open.sort_by_key(|(_, _, grid)| cut_space.likely.get() != Some(grid.likeness()));
     }

@@ -7,7 +7,7 @@ use crate::{
     stage::run::{Run, rank_of},
 };
 
-/// Up to this many devices, all numbers of stages and replicas are tried; beyond, those that use all devices, and halves.
+/// Up to this many devices, all numbers of stages and replicas are tried; beyond, only those that use all devices, and halves.
 pub(crate) const FEW_DEVICES: usize = 16;
 
 /// Stages in a row, each of as many chunks and replicas, under a schedule.
@@ -27,7 +27,7 @@ impl Grid {
         self.ranks * self.chunks
     }
 
-    /// Returns the devices of one of so many parts in a row, each with replicas of its own.
+    /// Returns the devices of one of `n_parts` parts in a row, each with replicas of its own.
     pub(crate) fn run(self, part: usize, n_parts: usize) -> Run {
         if self.replicas_together {
             Run { first: part * self.replicas, count: self.replicas, stride: 1 }
@@ -46,7 +46,7 @@ impl Grid {
         self.run(self.rank_of(stage), self.ranks)
     }
 
-    /// Returns the numbers of stages and replicas; (0, 0) for several chunks, whose numbers are tried in their own order.
+    /// Returns the numbers of stages and replicas; (0, 0) with several chunks, whose grids keep their own order.
     pub(crate) fn likeness(self) -> (usize, usize) {
         if self.chunks == 1 { (self.ranks, self.replicas) } else { (0, 0) }
     }
@@ -65,7 +65,7 @@ impl Grid {
         let each = wanted.div_ceil(self.replicas).max(1);
         match self.schedule.check(self.shape(each)) {
             Ok(()) => Ok(each),
-            // Some schedules take micro-batches in rounds: a few more, then.
+            // Some schedules take micro-batches in rounds: add a few to complete one.
             Err(OrderError::MicroBatches { smallest: Some(next), .. }) if !is_exact => Ok(next as usize),
             Err(error) => Err(error.to_string()),
         }
@@ -76,7 +76,7 @@ impl Grid {
     }
 }
 
-/// What grids are made of: how many devices and blocks there are, and what was asked for.
+/// The space of grids: the numbers of devices and blocks, and the shape that was asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GridSpace {
     pub(crate) n_devices: usize,
@@ -107,7 +107,7 @@ impl GridSpace {
         let mut grids = Vec::new();
         for ranks in (2..=most).filter(|&ranks| self.wanted.is_none_or(|wanted| ranks == wanted)) {
             let all = self.n_devices / ranks;
-            // Fewer ranks with the same replicas leave devices idle.
+            // One more rank with as many replicas would fit, so this shape leaves devices idle.
             let is_wasteful = ranks < most && self.n_devices / (ranks + 1) == all && self.wanted.is_none();
             let replicas = if self.n_devices <= FEW_DEVICES {
                 (2..=all).rev().collect()
@@ -118,7 +118,7 @@ impl GridSpace {
             };
             for replicas in replicas {
                 for replicas_together in [true, false] {
-                    // Where all devices are alike, one way is as good as the other.
+                    // If all devices are alike, both arrangements are equal.
                     if replicas_together || !self.is_uniform {
                         grids.push(Grid { schedule, ranks, chunks, replicas, replicas_together });
                     }
@@ -140,13 +140,13 @@ impl GridSpace {
         if self.is_given {
             return Err("it makes several parts of each stage, and all cuts are given".into());
         }
-        // On many devices those that use all of them.
+        // With many devices, only shapes that use all of them.
         let is_full = |grid: &Grid| {
             self.n_devices <= FEW_DEVICES
                 || self.wanted.is_some()
                 || self.n_devices.is_multiple_of(grid.ranks)
         };
-        // One number of chunks leaves few shapes.
+        // A fixed number of chunks leaves few shapes, so replicas are tried too.
         let is_one = chunks.start() == chunks.end();
         let replicated = |chunks: usize| {
             let is_asked = is_one || self.replicated_chunks;
@@ -174,7 +174,7 @@ impl GridSpace {
         Ok(Grid { schedule, ranks: 1, chunks: 1, replicas, replicas_together: true })
     }
 
-    /// Returns a pipeline over all devices, as people cut by hand.
+    /// Returns a pipeline over all devices, as one cuts by hand.
     pub(crate) fn by_hand(&self) -> Grid {
         let ranks = self.wanted.unwrap_or(self.n_devices.min(self.n_blocks));
         let schedule = Schedule::OneForwardOneBackward;

@@ -1,7 +1,7 @@
 //! The best plan of one grid: `p` stages in a row, each on `d` devices, under a schedule.
 //!
-//! Chunks of a device share its memory: an equal share each is tried first, larger ones where these are too little. What is done with a
-//! share stands in `attempt`. Cost: that of its parts, once for each share.
+//! Chunks of a device divide its memory: equal shares are tried first, larger ones if these are too small. `attempt` solves the
+//! grid for one share. Cost: that of its parts, once for each share.
 
 use crate::{
     error::PlanError,
@@ -16,14 +16,14 @@ use crate::{
     stage::{place::Neighbours, score::Rules, scorer::Scorer},
 };
 
-/// Shares of a device's memory that a chunk may take, where an equal one is too little.
+/// Shares of a device's memory that one chunk may take if an equal one is too small.
 const SHARES: [f64; 6] = [1.0, 0.8, 0.65, 0.5, 0.4, 0.3];
 
 impl GridSolver<'_> {
     /// Finds the best cuts, `each` being the micro-batches of one replica; also returns the lower bound with the devices in this
     /// order.
     ///
-    /// Grids that cannot take less than `below` seconds for each micro-batch may be given up.
+    /// A grid that cannot take less than `below` seconds for each micro-batch may be pruned.
     pub(crate) fn solve(&self, grid: Grid, each: usize, below: f64) -> Result<(Solution, f64), NoGrid> {
         if !self.has_room(grid, each) {
             return Err(NoGrid { error: PlanError::NothingFits, lower_bound: f64::INFINITY });
@@ -41,14 +41,14 @@ impl GridSolver<'_> {
                     && found.stages.iter().any(|stage| stage.score.overhead > 0.0)
                     && found.seconds() > *least
             }
-            // However memory is shared, it is too little or nothing is faster than what is asked for.
+            // A bound above the limit holds for every division of the memory.
             Err(none) => none.lower_bound < step,
         };
         if grid.chunks == 1 || !is_tight(&best) {
             return best;
         }
-        // One chunk may need more than an equal share of its device's memory. In a V the first always does, and what the other leaves is
-        // shared out afterwards.
+        // One chunk may need more than an equal share of its device's memory. In a V the first chunk always does; the rest is
+        // divided afterwards.
         let shares = if grid.schedule.is_in_v() { &SHARES[..1] } else { &SHARES };
         for &larger in shares.iter().filter(|larger| *larger * grid.chunks as f64 > 1.0) {
             if self.is_spent(grid) {
@@ -71,7 +71,7 @@ impl GridSolver<'_> {
         grid.chunks > 1 && self.spent.get() > self.problem.training.limits.chunked_stages
     }
 
-    /// Tells whether all devices together have room for what all chunks hold at the least.
+    /// Tells whether all devices together have room for the least bytes that all chunks hold.
     fn has_room(&self, grid: Grid, each: usize) -> bool {
         if grid.chunks == 1 {
             return true;
@@ -81,7 +81,7 @@ impl GridSolver<'_> {
         let scorer = Scorer::new(self.problem, self.states, rules);
         let count = in_flight.count(grid.replicas, grid.replicas);
         let needed = least_between(&scorer, 0, self.states.len() - 1, count);
-        // What all replicas of a rank have room for.
+        // Replicas hold the same, so the smallest device of a rank decides.
         let memory = |device: usize| self.problem.machine.devices[device].memory.0 as f64;
         let room = |rank: usize| grid.devices(rank).devices().map(memory).fold(f64::INFINITY, f64::min);
         needed <= (0..grid.ranks).map(room).sum::<f64>() * (1.0 + 1e-9)

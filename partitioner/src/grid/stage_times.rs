@@ -1,4 +1,4 @@
-//! The times of one stage of a grid, as the order of operations takes them: passes, transfers, sums of gradients.
+//! The times of one stage of a grid, as the order of operations needs them: passes, transfers, gradient sums.
 
 use schema::{Execution, ShardingLevel};
 use simulator::Cost;
@@ -10,7 +10,7 @@ use crate::{
     stage::{costs::StageCosts, run::Run},
 };
 
-/// Returns what replicas share out: nothing for a single one.
+/// Returns the sharding level of replicas; none for a single one.
 pub(crate) fn shared_out(problem: &Problem, replicas: usize) -> Execution {
     let training = &problem.training;
     let sharding = Some(training.sharding).filter(|level| *level != ShardingLevel::None && replicas > 1);
@@ -19,12 +19,12 @@ pub(crate) fn shared_out(problem: &Problem, replicas: usize) -> Execution {
     Execution { sharding, sharding_group, ..Execution::default() }
 }
 
-/// Buckets of a stage's gradients, and the seconds of one.
+/// Returns the number of buckets of a stage's gradients, and the seconds of one.
 fn buckets(costs: &StageCosts, start: usize, end: usize) -> (usize, f64) {
     let bytes = costs.scorer.parameters(start, end);
     let place = &costs.place;
     if place.run.count == 1 || bytes == 0.0 {
-        // Tied parameters alone.
+        // Only tied parameters are summed.
         let seconds = costs.all_reduce(start, end);
         return (usize::from(seconds > 0.0), seconds);
     }
@@ -32,8 +32,8 @@ fn buckets(costs: &StageCosts, start: usize, end: usize) -> (usize, f64) {
     (n_buckets as usize, place.all_reduce(bytes / n_buckets))
 }
 
-/// Seconds in which replicas bring the parameters that they share out together for a pass, and add up one micro-batch's gradients and
-/// share them out: each half of an all-reduce, which runs beside a pass and bounds it.
+/// Returns the seconds in which sharded replicas gather the parameters for a pass (ZeRO-3), and reduce-scatter one micro-batch's
+/// gradients (ZeRO-2 and 3): each half of an all-reduce, which runs beside a pass and bounds it.
 fn shared(costs: &StageCosts, start: usize, end: usize) -> (f64, f64) {
     let (scorer, run) = (costs.scorer, costs.place.run);
     let half = || {
@@ -75,14 +75,14 @@ pub(crate) fn stage_times(costs: &StageCosts, start: usize, end: usize, stage: &
     }
 }
 
-/// Returns what an order is searched for, as the simulator does: the average stage, and the slowest hop between neighbours.
+/// Returns the costs that an order is made for, as in the simulator: the average stage, and the slowest hop between neighbours.
 pub(crate) fn average_cost(problem: &Problem, grid: Grid) -> Cost {
     let machine = &problem.machine;
     let first = |rank: usize| grid.devices(rank).first;
     let hops = (1..grid.ranks).filter_map(|rank| machine.level(first(rank - 1), first(rank)));
     let power: f64 = (0..grid.ranks).map(|rank| machine.devices[first(rank)].speed).sum();
     let whole = |seconds: f64| (seconds * 1e9).round() as u64;
-    // Of `ranks` devices at their average speed, each with as many stages.
+    // Averages over `ranks` devices at their average speed, each with as many stages.
     let average = |field: &dyn Fn(&crate::Block) -> f64| {
         let all: f64 = problem.blocks.iter().map(field).sum();
         whole(all / (power * grid.chunks as f64))
@@ -95,7 +95,7 @@ pub(crate) fn average_cost(problem: &Problem, grid: Grid) -> Cost {
     }
 }
 
-/// Seconds of a stage's passes with nothing beside them: what the simulator takes for them at the least.
+/// Returns the seconds of a stage's passes with nothing beside them: a lower bound of the simulator's.
 pub(crate) fn passes_alone(problem: &Problem, stage: &SolutionStage) -> StageTimes {
     let speeds = stage.run.devices().map(|device| problem.machine.devices[device].speed);
     let speed = speeds.fold(f64::INFINITY, f64::min);

@@ -1,25 +1,25 @@
 //! Time of one step: the simulator's order of operations over stages that differ.
 //!
-//! A longest path in the graph of passes and transfers, O(operations). Operations of a rank run in program order; a forward pass waits for the stage before, a backward pass for the
-//! stage behind. Between ranks a value takes its bytes over the link, one value at a time each way, plus the latency; compute
-//! does not wait for sending where the machine overlaps, and does where it does not. Replicas are one rank here: they run
-//! side by side and meet in an all-reduce when the stage's last gradient is there.
+//! A longest path in the graph of passes and transfers, O(operations). Operations of a rank run in program order; a forward pass
+//! waits for the stage before, a backward pass for the stage behind. Between ranks a value takes its bytes over the link, one
+//! value at a time each way, plus the latency; compute waits for sending only if the machine does not overlap the two. Replicas
+//! are one rank here: they run side by side and meet in an all-reduce at the stage's last gradient.
 
 use simulator::order::{Kind, Order};
 
-/// What one stage takes for one micro-batch on one replica.
+/// Times of one stage for one micro-batch on one replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StageTimes {
     pub(crate) forward: f64,
     pub(crate) input_gradient: f64,
     pub(crate) weight_gradient: f64,
-    /// What the host adds to each pass, be it whole or a half.
+    /// Host overhead of each pass; each half of a split backward pass is one.
     pub(crate) host: f64,
     /// Seconds of sending its outputs to the next stage, and the latency before they arrive.
     pub(crate) send: (f64, f64),
     /// The same for gradients to the stage before.
     pub(crate) send_back: (f64, f64),
-    /// Buckets of gradients that are synchronised at the end of the step, and the seconds of each.
+    /// Buckets of gradients that replicas sum at the end of the step, and the seconds of each.
     pub(crate) buckets: (usize, f64),
 }
 
@@ -34,7 +34,7 @@ impl StageTimes {
         self.input_gradient + self.weight_gradient + self.host
     }
 
-    /// Seconds of one micro-batch; a backward pass in halves takes the host's once more.
+    /// Seconds of one micro-batch; a split backward pass has the host overhead once more.
     pub(crate) fn both(&self) -> f64 {
         self.there() + self.back()
     }
@@ -52,16 +52,17 @@ pub(crate) fn step_time(order: &Order, stages: &[StageTimes], overlaps: bool) ->
     Timer::new(order, stages.len(), overlaps).time(stages, f64::INFINITY)
 }
 
-/// Times one order with stages of several costs: what does not depend on these is there once.
+/// Times one order for several sets of stage costs; tables that depend on the order alone are built once.
 pub(crate) struct Timer<'a> {
     order: &'a Order,
     overlaps: bool,
     n_micro_batches: usize,
     n_ops: usize,
     rank_of: Vec<usize>,
-    /// Forward passes of a stage before its first backward pass, where it is alone on its rank and backward passes are whole.
+    /// Forward passes of a stage before its first backward pass, if it is alone on its rank and its backward passes are not
+    /// split.
     ahead: Vec<Option<usize>>,
-    /// When values are there to be used.
+    /// When values have arrived, by stage and micro-batch.
     forward: Vec<f64>,
     backward: Vec<f64>,
     own_forward: Vec<f64>,
@@ -98,7 +99,7 @@ impl<'a> Timer<'a> {
         }
     }
 
-    /// Returns a lower bound of the step of these stages: each rank's passes, and behind and before them one micro-batch's way
+    /// Returns a lower bound of the step of these stages: each rank's passes, and before and behind them one micro-batch's way
     /// through the other stages. `docs/bounds.md`, "One micro-batch through all other stages". O(stages).
     pub(crate) fn least(&self, stages: &[StageTimes]) -> f64 {
         let m = self.n_micro_batches as f64;
@@ -114,12 +115,12 @@ impl<'a> Timer<'a> {
             }
             before += whole;
         }
-        // Only where all stages send whole gradients back does one micro-batch come back through all of them.
+        // One micro-batch passes back through all stages only if no backward pass is split.
         let is_plain = self.ahead.iter().all(Option::is_some);
         work.into_iter().fold(if is_plain { least } else { 0.0 }, f64::max)
     }
 
-    /// Returns the seconds that each rank still has to compute, and those before it behind its last pass.
+    /// Returns the seconds that each rank still has to compute, with those that follow its last pass on the ranks before.
     fn left(&self, stages: &[StageTimes]) -> Vec<f64> {
         let is_plain = self.ahead.iter().all(Option::is_some);
         let mut left = vec![0.0; self.order.ranks.len()];
@@ -134,7 +135,7 @@ impl<'a> Timer<'a> {
         left
     }
 
-    /// Times the order; `None` when it deadlocks, or as soon as a rank cannot finish below `below` seconds.
+    /// Times the order; `None` if it deadlocks, or as soon as a rank cannot finish below `below` seconds.
     pub(crate) fn time(&mut self, stages: &[StageTimes], below: f64) -> Option<StepTime> {
         let mut left = self.left(stages);
         let (order, n_micro_batches, rank_of) = (self.order, self.n_micro_batches, &self.rank_of);
@@ -227,10 +228,10 @@ impl<'a> Timer<'a> {
     }
 }
 
-/// When a stage's gradients are added up, whose last backward pass took `last` seconds.
+/// Returns when a stage's gradients are summed; its last backward pass took `last` seconds.
 ///
-/// Gradients appear evenly over that pass; a bucket goes when it is full and the one before is through. So either all buckets go one
-/// behind the other from the first on, or each waits for its gradients, the last one longest.
+/// Gradients appear evenly over that pass; a bucket is sent when it is full and the bucket before is through. Either all buckets
+/// go without a pause from the first on, or each waits for its gradients, the last one longest.
 fn summed(times: &StageTimes, done: f64, last: f64) -> f64 {
     let (n_buckets, seconds) = times.buckets;
     if n_buckets == 0 {

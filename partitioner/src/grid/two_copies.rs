@@ -1,9 +1,9 @@
 //! Two copies of the model from both ends of the devices: GEMS, Chimera, DualPipe.
 //!
-//! Stage `s` of one copy stands where stage `p − 1 − s` of the other does: devices have to be alike, and each holds two stages and
-//! does half of the work of both. What a step takes and what is held at its peak only the order tells, so cuts are scored by the
-//! simulator. Of the blocks in their own order all cuts are tried where there are few; else those that people make by hand are
-//! bettered border by border. The bound is the work of all devices together. O(cuts · operations of a step).
+//! Stage `s` of one copy and stage `p − 1 − s` of the other are on the same device: devices have to be alike, and each holds two
+//! stages and does half of the work of both. Step time and peak memory follow from the order alone, so cuts are scored by the
+//! simulator. If the blocks in their own order have few cuts, all are tried; if not, cuts by rules of thumb are improved boundary
+//! by boundary. The bound is the work of all devices together. O(cuts · operations of a step).
 
 use simulator::order::{OrderError, Schedule, Shape};
 
@@ -22,10 +22,10 @@ use crate::{
     },
 };
 
-/// Shares of a device's memory that a stage may take by formula; with less of it, more is recomputed.
+/// Shares of a device's memory that a stage may take by formula; with a smaller share, more is recomputed.
 const SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.3];
 
-/// Makes of each stage's memory and time those of its device, which has the stage at the other end, too.
+/// Gives each stage the memory and time of its device, which also has the stage at the other end.
 pub(crate) fn join(stages: &mut [SolutionStage]) {
     let own: Vec<[f64; 3]> =
         stages.iter().map(|stage| [stage.score.memory, stage.score.compute, stage.score.overhead]).collect();
@@ -69,7 +69,7 @@ pub(crate) fn two_way(
     let ranks = wanted.map_or_else(|| counts(2, devices.len().min(n_blocks)), |wanted| vec![wanted]);
     let (mut best, mut error): (Option<Solution>, Option<PlanError>) = (None, None);
     for ranks in ranks {
-        // Fewer devices than are needed for what was found.
+        // Prune: so few ranks cannot beat the plan found.
         let by_work = problem.seconds() / (devices[0].speed * ranks as f64);
         if best.as_ref().is_some_and(|best| best.seconds_each() <= by_work) {
             continue;
@@ -175,7 +175,7 @@ impl<'a> Search<'a> {
         best.map(|best| best.0)
     }
 
-    /// Takes cuts that are faster than the best so far.
+    /// Keeps cuts that are faster than the best so far.
     fn better(&self, best: &mut Option<(Solution, Borders)>, borders: Borders) {
         if let Some(found) = self.timed(&borders)
             && best.as_ref().is_none_or(|best| found.seconds() < best.0.seconds())
@@ -184,8 +184,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Times cuts as the simulator does; `None` where a stage does nothing, or a device has too little memory however much is computed
-    /// again.
+    /// Times cuts with the simulator; `None` if a stage has no work, or does not fit whatever it recomputes.
     fn timed(&self, borders: &[usize]) -> Option<Solution> {
         let limit = self.problem.machine.devices[0].memory.0 as f64;
         for share in self.shares {
@@ -273,8 +272,8 @@ mod tests {
         plan_with,
     };
 
-    /// Plans are as fast as the fastest of all that the simulator times and that fit, where nothing is recomputed; and a device
-    /// holds two stages.
+    /// If nothing is recomputed, the plan is as fast as the fastest cut that the simulator times and that fits; each device holds
+    /// two stages.
     #[test]
     fn plans_are_the_fastest_of_all_cuts() {
         let (mut dice, mut n_plans, mut n_full) = (Dice(51), 0, 0);

@@ -1,7 +1,7 @@
 //! Every plan that a user could write by hand, scored as `plan --check` scores it: what strategies claim, against all of them.
 //!
-//! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks recomputed or offloaded.
-//! A plan said to be optimal is as fast as the fastest of them; none is faster than the bound; and nothing fits where it is said so.
+//! All chains of ideals, all ways to give devices to stages, all replicas and chunks, all blocks recomputed or offloaded. A plan
+//! said to be optimal is as fast as the fastest of them; none is faster than the bound; and none fits if a strategy says so.
 
 use schema::{
     Bytes, BytesPerSecond, Execution, OffloadMode, RecomputePolicy, RecomputeUnit, Seconds, ShardingLevel,
@@ -63,7 +63,7 @@ fn forms(problem: &Problem, strategy: Strategy) -> Vec<Form> {
                 ranks.for_each(|n| (1..=most(n)).for_each(|count| add(schedule, vec![count; n], chunks)));
             }
         }
-        // It chooses the number of stages itself.
+        // The strategy chooses the number of stages itself.
         Strategy::PipeDream if wanted.is_some() => {}
         Strategy::PipeDream => {
             // All lists of counts.
@@ -84,7 +84,7 @@ fn forms(problem: &Problem, strategy: Strategy) -> Vec<Form> {
     forms
 }
 
-/// All ways to cut the blocks into so many parts, none of which needs a later one.
+/// Returns all cuts of the blocks into `n_parts` parts in topological order.
 pub(crate) fn chains(problem: &Problem, n_parts: usize) -> Vec<Vec<Vec<usize>>> {
     let n_blocks = problem.blocks.len();
     let mut needs = vec![0_u32; n_blocks];
@@ -169,7 +169,7 @@ fn micro_batches(problem: &Problem, form: &Form) -> Option<u32> {
     (!is_exact || each * replicas == wanted).then_some(each * replicas)
 }
 
-/// Seconds for each micro-batch of the fastest of all plans; none where nothing fits.
+/// Returns the fastest of all plans; `None` if none fits.
 fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
     let mut best: Option<Solution> = None;
     let choices = choices(problem);
@@ -321,9 +321,10 @@ fn strategies_say_the_truth_about_all_plans_that_keep_pins() {
     });
 }
 
-/// Compares strategies with every plan there is, for random problems; such shares of the plans must be the fastest, and be said so.
+/// Compares strategies with every plan there is on random problems; at least the given shares of their plans must be the fastest,
+/// and be proven so.
 ///
-/// `change` makes other problems of them; what it leaves without sense is skipped.
+/// `change` modifies the problems; invalid ones are skipped.
 fn all_plans(
     dice: &mut Dice,
     n_cases: usize,
@@ -436,7 +437,7 @@ fn all_plans(
     if is_skipped(0) {
         return;
     }
-    // Truth alone would be cheap: a planner that promises nothing is never wrong.
+    // A planner that promises nothing is never wrong: ask for a share of proven plans.
     let (n, equal, said) = (f64::from(n_plans), f64::from(n_equal), f64::from(n_optimal));
     assert!(
         equal > share_equal * n && said > share_said * n && bounds > 0.95 * n && n_none < 2 * n_plans,
@@ -464,7 +465,7 @@ fn what_replicas_share_out_is_as_fast_as_all_plans_allow() {
             problem.training.sharding_group = if dice.flip() { Some(2) } else { None };
             for strategy in [Strategy::DataParallel, Strategy::Hybrid] {
                 let Some(best) = fastest(&problem, strategy) else { continue };
-                // Where all devices meet on one level, the planner makes no groups of its own.
+                // On a single level the planner forms no groups of its own.
                 if problem.training.sharding_group.is_none() {
                     fastest_of_all = fastest_of_all.min(best.seconds_each());
                 }

@@ -41,7 +41,7 @@ fn forward(dice: &mut Dice, case: usize) -> Problem {
     problem
 }
 
-/// All chains of sets of blocks, each with all that it needs, from nothing to everything.
+/// Returns all chains of ideals from the empty set to all blocks.
 fn chains(problem: &Problem, stages: usize) -> Vec<Vec<Vec<usize>>> {
     let mut inputs = vec![Vec::new(); problem.blocks.len()];
     for value in &problem.values {
@@ -129,7 +129,7 @@ fn least_latency(problem: &Problem) -> f64 {
     least
 }
 
-/// The same of copies side by side on devices that are alike.
+/// The same for several copies on equal devices.
 fn least_period(problem: &Problem) -> f64 {
     let n_devices = problem.machine.devices.len();
     let (memory, rate) =

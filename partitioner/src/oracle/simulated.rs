@@ -20,7 +20,7 @@ fn solutions(seed: u64, n_cases: usize, mut visit: impl FnMut(&str, &Problem, &S
         let (n_blocks, n_devices) = (1 + dice.below(7) as usize, 1 + dice.below(5) as usize);
         let (is_chain, is_uniform) = (dice.flip(), dice.below(3) == 0);
         let mut problem = problem(&mut dice, n_blocks, n_devices, is_chain, is_uniform);
-        // Seconds would vanish beside the optimizer's step: bytes are few here.
+        // The optimizer's step would hide the passes: problems have few bytes.
         problem.machine.devices.iter_mut().for_each(|device| device.memory.0 = 100 + dice.below(400));
         problem.training.offload = dice.flip();
         problem.machine.overlaps = dice.below(3) > 0;
@@ -36,7 +36,7 @@ fn solutions(seed: u64, n_cases: usize, mut visit: impl FnMut(&str, &Problem, &S
     n_solutions
 }
 
-/// Cuts that are given are those of the plan, and no plan with them beats what bounds those with as many stages.
+/// A plan keeps given cuts, and does not beat the bound for all cuts into as many stages.
 #[test]
 fn given_cuts_are_kept() {
     let mut dice = Dice(41);
@@ -81,7 +81,7 @@ fn objectives_are_what_the_simulator_says() {
             assert!(planned(problem, solution).is_none(), "{name}");
             return;
         };
-        // Searches simulate what the file will say, to the bit.
+        // Searches simulate exactly the plan that the file describes.
         let own = planned(problem, solution).unwrap_or_else(|| panic!("{name}: the file is simulated"));
         assert_eq!((&own.workload, &own.machine), (&step.workload, &step.machine), "{name}");
         assert_eq!((&own.order, &own.kept), (&step.order, &step.kept), "{name}");
@@ -94,7 +94,7 @@ fn objectives_are_what_the_simulator_says() {
         };
         assert!((ours - theirs).abs() <= 0.01 * theirs, "{name}: planned {ours}, simulated {theirs}");
         assert!(solution.lower_bound <= theirs * (1.0 + 1e-6), "{name}: {} {theirs}", solution.lower_bound);
-        // What a stage alone takes cannot be more than what is left of the step.
+        // A stage's own passes never exceed the step.
         for stage in &solution.stages {
             let least = match solution.objective {
                 Objective::Period(_) => stage.score.seconds,
@@ -102,7 +102,7 @@ fn objectives_are_what_the_simulator_says() {
             };
             assert!(least <= theirs * (1.0 + 1e-6), "{name}: a stage takes {least} of {theirs}");
         }
-        // What a plan says of a device's memory is what is simulated of it or of the fullest replica of its stage.
+        // A stage's memory in the plan is the simulated peak of its fullest replica.
         let mut peaks = vec![0; plan.predicted.memory.len()];
         for stage in &solution.stages {
             let devices: Vec<usize> = solution.devices(stage).collect();

@@ -1,12 +1,12 @@
 //! The best pipeline over a list of states: stages take runs of devices, and the slowest stage is as fast as can be.
 //!
-//! The dynamic program of Narayanan et al. (PipeDream, SOSP 2019) with the formulas of `stage::score`, from the end of the model to its
-//! beginning: then the devices behind a stage, and with them its micro-batches in flight, are known.
+//! The dynamic program of Narayanan et al. (PipeDream, SOSP 2019) with the formulas of `stage::score`, from the end of the model
+//! to its beginning: then the devices behind a stage, and with them its micro-batches in flight, are known.
 //! `A(i, m) = min over j, r of max(stage(i..j, r devices), A(j, m-r))`.
 //!
-//! Cost: O(Q²·M²) stages at worst; a bound U leaves only those j between which neither side has more work than its devices
-//! do in U or needs more memory than they have, and at which what crosses can be sent in U. U is guessed from below and grows until
-//! a plan is found, so it is tight: first without a memory limit, then from the time that this takes.
+//! Cost: O(Q²·M²) stages at worst. An upper bound U prunes: of the ends j remain those where neither side has more work than its
+//! devices do in U or needs more memory than they have, and whose transfers take at most U. U is guessed from below and grows
+//! until a plan is found, so it is tight: first without a memory limit, then from the time that this takes.
 
 use std::{cell::OnceCell, cmp::Reverse, collections::BinaryHeap};
 
@@ -69,7 +69,7 @@ pub(crate) fn best_without_limit(scorer: &Scorer, sharing: Sharing, bound: f64) 
             machine.devices.iter().take(stages * replicas).map(|device| device.speed).sum()
         }
     };
-    // Far above the shared work it is transfers that take long, and few borders are narrow enough.
+    // Far above the shared work transfers take long, and few boundaries are narrow enough: the limit still prunes.
     grow(scorer, sharing, (total / speed, f64::INFINITY), bound, Memory::Free)
 }
 
@@ -80,11 +80,11 @@ pub(crate) fn best_within_memory(
     least: f64,
     bound: f64,
 ) -> Option<(f64, Vec<Cut>)> {
-    // Farther away it is memory that stands in the way: one look without a limit tells.
+    // Farther above, memory is the limit: one search without a time limit decides.
     grow(scorer, sharing, (least, FAR), bound, Memory::Counts)
 }
 
-/// Raises the limit from a lower bound until a pipeline is found, up to `far` times the bound, and then drops it.
+/// Raises the limit from a lower bound until a pipeline is found; beyond `far` times the bound, searches without a limit.
 fn grow(
     scorer: &Scorer,
     sharing: Sharing,
@@ -131,7 +131,7 @@ pub(crate) fn best_with_before(scorer: &mut Scorer) -> Option<(f64, Vec<Cut>)> {
         let first = n_devices - layer;
         for before in 0..=first {
             scorer.before.insert(first, before);
-            // Nothing stands before the first stage alone.
+            // Only the first stage has no stage before it.
             for start in if before == 0 { 0..1 } else { 1..last } {
                 let own = at(layer, start, before);
                 for size in 1..=layer {
@@ -168,16 +168,16 @@ pub(crate) fn best_with_before(scorer: &mut Scorer) -> Option<(f64, Vec<Cut>)> {
     Some((time, cuts))
 }
 
-/// Which runs of devices stages may stand on, by layers: devices, or stages, from there to the end.
+/// The device runs that stages may use, by layers: devices, or stages, from there to the end.
 struct Layers<'a> {
     scorer: &'a Scorer<'a>,
     sharing: Sharing,
     count: usize,
     /// Devices that a stage may take, in layers.
     sizes: Vec<usize>,
-    /// What the devices of the last layers do in one second.
+    /// Work that the devices of the last layers do in one second.
     power: Vec<f64>,
-    /// Bytes that they have.
+    /// Bytes of memory of these devices.
     room: Vec<f64>,
 }
 
@@ -212,7 +212,7 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// Devices from a layer to the end.
+    /// Returns the number of devices from a layer to the end.
     fn behind(&self, layer: usize) -> usize {
         match self.sharing {
             Sharing::Free => layer,
@@ -220,7 +220,7 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// Micro-batches in flight at a layer, of the devices together where their number is open.
+    /// Returns the micro-batches in flight at a layer; if the number of devices is open, of all of them together.
     fn in_flight(&self, layer: usize) -> usize {
         let replicas = match self.sharing {
             Sharing::Free => 1,
@@ -229,7 +229,7 @@ impl<'a> Layers<'a> {
         self.scorer.rules.in_flight.count(replicas, self.behind(layer))
     }
 
-    /// States at which a stage may end if it is to take at most `limit`: what crosses there must be sent.
+    /// Returns the states at which a stage may end if it takes at most `limit`: their transfers must fit.
     fn borders(&self, limit: f64) -> Vec<usize> {
         let states = self.scorer.states;
         let machine = &self.scorer.problem.machine;
@@ -279,10 +279,10 @@ struct Program<'a> {
     /// States at which stages may begin and end, and the work before each.
     borders: Vec<usize>,
     work_at: Vec<f64>,
-    /// Seconds of the slowest stage from a state to the end, and where the first of them ends, with its devices.
+    /// Seconds of the slowest stage from a state to the end, and the end and devices of the first of these stages.
     best: Vec<f64>,
     came: Vec<(u32, u32)>,
-    /// What may stand in which stage, where blocks are pinned.
+    /// Which blocks may be in which stage, if blocks are pinned.
     pinned: Option<Pinned>,
     /// Ends of a stage with a lower bound of its time: positive floats sort as their bits.
     open: BinaryHeap<Reverse<(u64, usize)>>,
@@ -316,7 +316,7 @@ impl<'a> Program<'a> {
         self.scorer.states.work[self.last()]
     }
 
-    /// Tells whether what lies between two states may be in the stage of a layer.
+    /// Tells whether the blocks between two states may be in the stage of a layer.
     fn may_stand(&self, layer: usize, start: usize, end: usize) -> bool {
         let stage = self.layers.count - layer;
         self.pinned.as_ref().is_none_or(|pinned| pinned.allows(stage, start, end))
@@ -335,7 +335,7 @@ impl<'a> Program<'a> {
             Sharing::Free => scorer.on(layers.run(layer, size), behind),
             Sharing::Equal { .. } => scorer.on(layers.run(layer, size), behind).with_tables(counts_memory),
         };
-        // Looked up for the first stage that is scored: most runs have none.
+        // Filled for the first stage that is scored on a run: most runs have none.
         let all_costs: Vec<OnceCell<StageCosts>> =
             self.layers.sizes.iter().map(|_| OnceCell::new()).collect();
         for nth in (0..self.borders.len()).rev() {
@@ -362,8 +362,8 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Tells whether no pipeline within the limit has a stage that begins at a state on a layer's devices: those that are left must do
-    /// and hold the prefix, and those that are assigned the suffix.
+    /// Prunes a start of a stage: tells whether the blocks before it do not fit the remaining devices, or those from it on the
+    /// devices from the layer to the end, within the limit.
     fn is_out_of_reach(&self, layer: usize, start: usize) -> bool {
         let (layers, limit, total) = (&self.layers, self.limit, self.total());
         let work = self.scorer.states.work[start];
@@ -386,8 +386,8 @@ impl<'a> Program<'a> {
         too_large_before || rest > layers.room[layer] * SLACK
     }
 
-    /// Returns the best end of the stage that begins at a border, on `size` devices, if that takes less than `smallest`, which becomes
-    /// what it takes.
+    /// Returns the best end of the stage that begins at a border on `size` devices, if it takes less than `smallest`; lowers
+    /// `smallest` to its time.
     fn best_end<'t>(
         &self,
         (layer, size, nth): (usize, usize, usize),
@@ -399,7 +399,7 @@ impl<'a> Program<'a> {
         let start = self.borders[nth];
         let work = states.work[start];
         let own = self.layers.power[layer] - self.layers.power[rest];
-        // Ends between which both sides can keep within the bound.
+        // Prune to the ends at which neither side has more work than it can do within the bound.
         let low = work.max(total - *smallest * self.layers.power[rest] * SLACK - 1e-12 * total);
         let first = self.work_at.partition_point(|&value| value < low).max(nth + 1);
         open.clear();
@@ -408,7 +408,7 @@ impl<'a> Program<'a> {
             if states.work[end] - work > *smallest * own * SLACK + 1e-12 * total {
                 break;
             }
-            // A stage that does nothing only hands on.
+            // A stage without work would only pass values on.
             if states.work[end] <= work && total > 0.0 {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! A memo table of best pipelines, by all that they depend on: O(stages) an answer, some hundreds for a model.
 //!
-//! Without a limit on memory the best pipeline is the same for all schedules; and of the numbers of micro-batches that are tried one
-//! after the other, most leave as many in flight.
+//! Without a memory limit the best pipeline is the same for all schedules; and most numbers of micro-batches leave as many of
+//! them in flight.
 
 use crate::{
     Machine, MachineDevice, MicroBatches, Training,
@@ -20,7 +20,8 @@ type Pipeline = (f64, Vec<Cut>);
 /// Answers of [`best_pipeline`] over the same states.
 #[derive(Default)]
 pub(crate) struct PipelineCache {
-    /// Machines that were asked about: whatever their memory, and with it. One of thousands of devices is kept, and compared, once.
+    /// Machines of earlier questions: compared without their memory, and with it. A machine may have thousands of devices, so
+    /// each is kept and compared once.
     machines: [Numbers<Machine>; 2],
     trainings: Numbers<Training>,
     answers: Memo<Question, Answer>,
@@ -46,7 +47,7 @@ struct Memory {
     is_split: bool,
 }
 
-/// What was found below a bound.
+/// The best pipeline below a bound.
 #[derive(Clone)]
 struct Answer {
     bound: f64,
@@ -54,8 +55,8 @@ struct Answer {
 }
 
 impl PipelineCache {
-    /// Finds the best pipeline of equal stages below a bound, for a schedule that ends each step together; `least` is a lower bound of
-    /// the seconds of its slowest stage, where one is known.
+    /// Finds the best pipeline of equal stages below a bound, for a schedule with a flush; `least` is a lower bound of the
+    /// seconds of its slowest stage, or 0.
     ///
     /// The scorer's states must be the same in all calls.
     pub(crate) fn best_pipeline(
@@ -68,7 +69,7 @@ impl PipelineCache {
         let Sharing::Equal { stages, replicas, .. } = sharing else {
             return best_pipeline(scorer, sharing, bound);
         };
-        // Without what does not matter once micro-batches in flight are known.
+        // Leaves out fields that matter only through the micro-batches in flight.
         let training = Training {
             micro_batches: MicroBatches::Enough,
             most_micro_batches: u32::MAX,
@@ -95,7 +96,7 @@ impl PipelineCache {
         self.ask(question, bound, || best_within_memory(scorer, sharing, roomy.0.max(least), bound))
     }
 
-    /// Returns the number of a machine among those with the same memory, or with any.
+    /// Returns the number of a machine, among those that differ with or without their memory.
     fn number(&self, machine: &Machine, with_memory: bool) -> usize {
         let is_same = |other: &Machine| is_alike(machine, other, with_memory);
         self.machines[usize::from(with_memory)].of(is_same, || machine.clone())
@@ -108,15 +109,15 @@ impl PipelineCache {
         bound: f64,
         find: impl FnOnce() -> Option<Pipeline>,
     ) -> Option<Pipeline> {
-        // Nothing below one bound says nothing of those above it.
+        // No answer below one bound does not tell of higher bounds.
         let is_enough = |before: &Answer| before.found.is_some() || bound <= before.bound;
         let answer = self.answers.get_if(question, is_enough, |_| Answer { bound, found: find() });
-        // As far beyond the bound as solvers go for rounding.
+        // Solvers overshoot the bound by as much for rounding.
         answer.found.filter(|found| found.0 < bound * (1.0 + 1e-12))
     }
 }
 
-/// Tells whether two machines are the same, be it but for their memory.
+/// Tells whether two machines are the same, with or without their memory.
 fn is_alike(one: &Machine, other: &Machine, with_memory: bool) -> bool {
     let is_same = |(one, other): (&MachineDevice, &MachineDevice)| {
         let MachineDevice { name, speed, memory, memory_bandwidth, host_bandwidth, place } = one;

@@ -1,4 +1,4 @@
-//! Betters a pipeline on a graph too wide for its ideals: single blocks change over to a neighbouring stage.
+//! Improves a pipeline on a graph too wide for its ideals: single blocks move to a neighbouring stage.
 //!
 //! The slowest stage gives a block away, or two stages exchange what lies between them, as long as the stages' times, slowest
 //! first, get smaller. A block may move back when nobody behind it in its stage makes its inputs, and forward when nobody in

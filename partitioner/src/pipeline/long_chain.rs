@@ -1,18 +1,18 @@
 //! Long chains on many equal devices: parametric search instead of a table.
 //!
-//! Ask "can every stage keep within T?" and walk: with m devices used, keep the frontier of (position, bytes that cross
-//! there); farther and fewer is better. A stage of r devices from a position reaches as far as its compute, its
-//! all-reduce and its port allow; positions before that matter only where fewer bytes cross, and those are linked in a list.
-//! After Nicol, "Rectilinear partitioning of irregular data parallel computations", 1994, with replication added.
+//! Ask "can every stage keep within T?" and walk: with m devices used, keep the frontier of (position, bytes that cross there);
+//! farther and fewer is better. A stage of r devices from a position reaches as far as its compute, its all-reduce and its port
+//! allow; positions before that matter only where fewer bytes cross, and those are linked in a list. After Nicol, "Rectilinear
+//! partitioning of irregular data parallel computations", 1994, with replication added.
 //!
-//! Before each walk a quicker one from the end tells, whatever crosses where, from which position m devices might do at the
-//! earliest: a stage that does not get there is not looked at. A few replica counts give a first plan; all of them are
-//! then asked for just below it, and whatever better plan that finds brings its counts into the few.
+//! Before each walk a quicker one from the end, which ignores transfers, bounds for each m the earliest position from which m
+//! devices suffice; a stage that does not reach it is pruned. A few replica counts give a first plan; all counts are then tried
+//! just below its time, and the counts of a better plan are added to the few.
 //!
-//! From one position, more replicas must get farther than fewer: most counts are passed over at once.
+//! From one position, more replicas must get farther than fewer: this prunes most counts at once.
 //!
-//! Cost: O(M²) comparisons at worst for a walk with all counts, of which there are two or three; O(M · few) for the others.
-//! Exact to 1e-10; no table over positions.
+//! Cost: O(M²) comparisons at worst for a walk with all counts, of which there are two or three; O(M · few) for the others. Exact
+//! to 1e-10; no table over positions.
 
 use schema::{BytesPerSecond, Seconds};
 
@@ -29,19 +29,19 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 struct Point {
     position: u32,
-    /// Point it came from, and the replicas of the stage between.
+    /// Point before it, and the replicas of the stage between the two.
     came: u32,
     replicas: u32,
     devices: u32,
 }
 
-/// Numbers of the chain that the walk needs.
+/// Tables of the chain for the walk.
 struct Chain<'a> {
-    /// Work before each position, the optimizer's step of every round as work of the device included.
+    /// Work before each position, with the optimizer's step of every round as work of the device.
     work: Vec<f64>,
     parameters: &'a [f64],
     crossing: &'a [f64],
-    /// What the host adds to a stage's passes, as work of the device.
+    /// Host overhead of a stage's passes, as work of the device.
     host: f64,
     /// The nearest earlier position where fewer bytes cross.
     fewer: Vec<u32>,
@@ -54,12 +54,12 @@ struct Chain<'a> {
     synchronises: bool,
 }
 
-/// What a stage of some replicas can take within the time that is asked for.
+/// Limits of a stage with some replicas within the time asked for.
 struct Limits {
     count: usize,
     work: f64,
     parameters: f64,
-    /// The most parameters that this count or a smaller one of several replicas can take.
+    /// Most parameters for this count or any smaller one above 1.
     most_parameters: f64,
     bytes: f64,
 }
@@ -74,7 +74,7 @@ pub(crate) fn can_walk(scorer: &Scorer) -> bool {
         && scorer.states.blocks(0, 1).len() == 1
 }
 
-/// Finds the pipeline whose slowest stage is fastest, memory left aside; exact for one order of the blocks.
+/// Finds the pipeline whose slowest stage is fastest, without a memory limit; exact for one order of the blocks.
 pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
     let machine = &scorer.problem.machine;
     let level = machine.slowest(&[0, machine.devices.len() - 1]);
@@ -126,7 +126,7 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
     }
     let total = chain.work[chain.work.len() - 1];
     let by_work = total / (chain.n_devices as f64 * chain.speed) * (1.0 - 1e-12);
-    // Upwards from the shared work: what is too little is seen at once. One device can always do it all.
+    // Raise the time from the shared work: infeasible times are refuted quickly. One device can do all within `alone`.
     let alone = (total + chain.host) / chain.speed * (1.0 + 1e-9) + f64::MIN_POSITIVE;
     let mut low = by_work;
     let mut share = 1e-3;
@@ -140,11 +140,11 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
         share = if by_work > 0.0 { share * 2.0 } else { f64::INFINITY };
     };
     chain.search(low, &mut best, &few);
-    // What a few counts could not do, all together may.
+    // A time that is infeasible for a few counts may be feasible for all.
     low = by_work;
     let all: Vec<usize> = (1..=chain.n_devices).collect();
     for round in 0.. {
-        // Nothing below the best, or half-way where that goes on for long.
+        // Just below the best time; after six rounds, bisect.
         let target = if round < 6 { best.0 * (1.0 - 1e-11) } else { (low + best.0) / 2.0 };
         if target <= low || best.0 - low <= 1e-10 * best.0 {
             break;
@@ -167,9 +167,9 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
 }
 
 impl Chain<'_> {
-    /// Betters a plan with these replica counts as far as they go.
+    /// Bisects the time for these replica counts.
     fn search(&self, mut low: f64, best: &mut (f64, Vec<Cut>), counts: &[usize]) {
-        // Plans are few: once not much is left, there is often none between, and one walk tells.
+        // There are few distinct plans: close to `low`, test just below the best instead of the middle.
         let mut near = 1e-4;
         while best.0 - low > 1e-10 * best.0 {
             let middle = if best.0 > 4.0 * low { low.max(best.0 * 1e-3) * 2.0 } else { (low + best.0) / 2.0 };
@@ -185,7 +185,7 @@ impl Chain<'_> {
         }
     }
 
-    /// Betters a plan in growing steps; returns a time that these counts cannot do.
+    /// Lowers the time in growing steps; returns a time that is infeasible for these counts.
     fn near(&self, low: f64, best: &mut (f64, Vec<Cut>), counts: &[usize]) -> f64 {
         let mut step = 1e-4;
         loop {
@@ -201,7 +201,7 @@ impl Chain<'_> {
         }
     }
 
-    /// What stages of some replica counts can take within a time.
+    /// Returns the limits of stages with these replica counts within a time.
     fn limits(&self, time: f64, counts: &[usize]) -> Vec<Limits> {
         let slack = 1.0 + 1e-15;
         let mut most = 0.0_f64;
@@ -220,24 +220,25 @@ impl Chain<'_> {
         limits.collect()
     }
 
-    /// Work and parameters that one device adds to what several replicas can take, at the most: `n` take no more than `n + 2` times.
+    /// Returns work and parameters that each device adds to a stage's limit, at the most: `n` devices take no more than `n + 2`
+    /// shares.
     fn shares(&self, time: f64) -> (f64, f64) {
         let slack = 1.0 + 1e-12;
         (time * self.speed * slack, time * self.bandwidth / 2.0 * slack)
     }
 
-    /// Returns, by devices that are left, the earliest position from which they might do, whatever crosses at a stage's end;
-    /// `None` where all devices do not.
+    /// Returns, for each number of devices left, the earliest position from which they might suffice without transfers; `None` if
+    /// all devices do not.
     ///
-    /// What is left must fit the devices that are left; a stage reaches back as far as work and parameters let it, and
-    /// begins where its bytes fit.
+    /// The rest of the chain must fit the devices left; a stage reaches back as far as its work and parameters allow, and begins
+    /// where its transfers fit.
     fn earliest(&self, time: f64, limits: &[Limits]) -> Option<Vec<u32>> {
         let last = self.work.len() - 1;
-        // Sums are rounded: a bound must not cut off what the walk would find.
+        // Sums are rounded: the bound must not prune a stage that the walk would accept.
         let slack = 1.0 + 1e-9;
         let mut by_work = last;
         let mut earliest = vec![last as u32; self.n_devices + 1];
-        // Parameters before a position and what its devices could have taken, the least so far: one device more each.
+        // By devices left: parameters before the earliest position plus the shares of these devices, the least so far.
         let (_, share) = self.shares(time);
         let rounding = 1e-12 * self.parameters[last];
         let mut least_parameters = vec![self.parameters[last]];
@@ -249,7 +250,7 @@ impl Chain<'_> {
                 if best <= by_work {
                     break;
                 }
-                // No stage of this many replicas or more reaches back.
+                // Prune: no stage of this many replicas or more reaches back.
                 let most = self.parameters[best - 1] + share * (left + 2) as f64 + rounding;
                 if self.synchronises && limits.count > 1 && least_parameters[left - limits.count] > most {
                     break;
@@ -281,7 +282,7 @@ impl Chain<'_> {
         if !self.synchronises || replicas == 1.0 {
             return f64::INFINITY;
         }
-        // Whichever of ring and tree takes more.
+        // The slower of ring and tree.
         let left = time * replicas - 2.0 * (replicas - 1.0) * self.latency;
         let ring = left * self.bandwidth * replicas / (2.0 * (replicas - 1.0));
         let left = time * replicas - 2.0 * depth(replicas as usize) * self.latency;
@@ -322,7 +323,7 @@ impl Chain<'_> {
                 }
                 add(&mut frontier, point.position, self.crossing[position]);
                 let own = (self.work[position], self.parameters[position]);
-                // More replicas must get farther than fewer do: what lies nearer is reached with as few bytes.
+                // More replicas must get farther than fewer: a nearer position is reached with as few bytes.
                 let mut farthest = position;
                 let mut at_count = 0;
                 while let Some(count) = limits.get(at_count).filter(|limits| limits.count <= left) {
@@ -365,7 +366,7 @@ impl Chain<'_> {
         None
     }
 
-    /// Finds where a stage can end: as far as it reaches, and before that wherever fewer bytes cross.
+    /// Finds the ends of a stage: the farthest, and before it those where fewer bytes cross.
     fn ends(
         &self,
         position: usize,
@@ -412,7 +413,7 @@ impl Chain<'_> {
         low + sums[low..high].partition_point(|&value| value <= most) - 1
     }
 
-    /// Follows a point back, and times its slowest stage.
+    /// Follows the points back to cuts, and times the slowest stage.
     fn cuts(&self, points: &[Point], end: Point) -> (f64, Vec<Cut>) {
         let mut cuts = Vec::new();
         let mut slowest = 0.0_f64;
@@ -450,12 +451,13 @@ impl Chain<'_> {
     }
 }
 
-/// Which numbers of replicas can get as far as is needed, all larger ones with them.
+/// Prunes replica counts: whether some stage of at least so many replicas can get as far as needed.
 struct WithinReach {
     /// Work and parameters of one device's share.
     share: (f64, f64),
     rounding: (f64, f64),
-    /// By devices used: work and parameters that must have been taken by then, less the devices' shares, the least from there on.
+    /// By devices used: the least work and parameters that must be done by then, less the devices' shares, over this and all
+    /// larger numbers.
     least: Vec<(f64, f64)>,
     synchronises: bool,
 }
@@ -478,7 +480,7 @@ impl WithinReach {
         Self { share, rounding, least, synchronises: chain.synchronises && share.1.is_finite() }
     }
 
-    /// Tells whether a stage of at least `count` replicas might do, with `own` taken by `devices` before it.
+    /// Tells whether a stage of at least `count` replicas may suffice, if the `devices` before it have taken `own`.
     fn is_any(&self, own: (f64, f64), devices: usize, count: usize) -> bool {
         let least = self.least[devices + count];
         let before = devices as f64;
@@ -488,7 +490,7 @@ impl WithinReach {
     }
 }
 
-/// Returns the first position of a run up to `from` for which all sums are as wanted, which holds at `from`.
+/// Returns the first position of the run up to `from` in which all sums satisfy the condition; `from` does.
 fn back(sums: &[f64], from: usize, is_wanted: impl Fn(&f64) -> bool) -> usize {
     let mut step = 1;
     while step <= from && is_wanted(&sums[from - step]) {
@@ -506,7 +508,7 @@ fn is_dominated(frontier: &[(u32, f64)], position: u32, crossing: f64) -> bool {
 
 fn add(frontier: &mut Vec<(u32, f64)>, position: u32, crossing: f64) {
     let index = frontier.partition_point(|&(other, _)| other <= position);
-    // Those not as far with as many bytes or more are of no more use.
+    // Points no farther with as many bytes or more are dominated.
     let kept = frontier[..index].partition_point(|&(_, bytes)| bytes < crossing);
     frontier.splice(kept..index, [(position, crossing)]);
 }

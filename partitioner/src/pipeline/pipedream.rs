@@ -25,14 +25,14 @@ use crate::{
     strategy::Strategy,
 };
 
-/// The most devices and states for which equal replicas are tried beside what the formula says.
+/// The most devices and states for which stages of equal replicas are tried beside the best by formula.
 const FEW_DEVICES: usize = 64;
 const FEW_STATES: usize = 1024;
 
-/// Asynchronous PipeDream: the slowest stage is as fast as can be.
+/// Asynchronous PipeDream: finds the pipeline whose slowest stage is fastest.
 ///
-/// Where links differ, a stage's neighbours matter and are not known while it is chosen: two guesses are solved and then scored
-/// as they stand, and a third, that every link is the fastest, bounds what is possible.
+/// If links differ, a stage's time depends on neighbours that are not known while it is chosen: two guesses of them are solved
+/// and then scored with their real neighbours; a third, with the fastest link everywhere, gives the lower bound.
 pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strategy, goal: Goal) -> InOrder {
     let CutSpace { states, is_complete: is_exact, is_chain, .. } = cut_space;
     let (is_exact, is_chain) = (*is_exact, *is_chain);
@@ -51,13 +51,13 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
         order: Vec::new(),
         peaks: None,
     };
-    // A plan that would be good if nothing overlapped waits less for transfers.
+    // The best plan without overlap waits less for transfers.
     let mut serial = problem.clone();
     serial.machine.overlaps = false;
     let scorer = Scorer::new(problem, states, asynchronous(Neighbours::Adjacent));
     let is_roomy = scorer.is_roomy();
-    // How many replicas the stage before has is not known while a stage is chosen: memory from below first, if that matters.
-    // Sums of gradients hide behind the backward pass that makes them but for the last bucket: none of them, for small stages.
+    // The replicas of the stage before are not known while a stage is chosen: first underestimate memory, if it matters. Gradient
+    // sums hide behind the backward pass except for the last bucket, and a small stage has no other.
     let free = Sharing::Free;
     let mut guesses = vec![
         (problem, Neighbours::Adjacent, true, false, free),
@@ -66,7 +66,7 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
         (problem, Neighbours::Wide, false, false, free),
         (&serial, Neighbours::Adjacent, false, false, free),
     ];
-    // Stages of equal replicas have equal rounds, and wait least for each other.
+    // Stages of equal replicas have rounds of equal length and wait least for each other.
     let n_devices = problem.machine.devices.len();
     if n_devices <= FEW_DEVICES && states.len() <= FEW_STATES {
         let divides = |stages: &usize| n_devices.is_multiple_of(*stages);
@@ -109,7 +109,7 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
         }
         by_formula = by_formula.min(slowest(&stages));
         let found = settle(problem, solution(stages));
-        // The formula's best is the simulator's best as well, unless pipelines wait.
+        // By formula no pipeline is faster; only waiting, which the simulator sees, may make another one better.
         let waits = found.seconds() > by_formula * (1.0 + 1e-6);
         if best.as_ref().is_none_or(|best| found.seconds() < best.seconds()) {
             best = Some(found);
@@ -135,7 +135,7 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
     Ok((best, least))
 }
 
-/// Lower bound of the slowest stage, over all orders of the devices and with memory counted from below.
+/// Lower bound of the slowest stage over all orders of the devices, with memory underestimated.
 fn least_period(scorer: &Scorer, is_chain: bool) -> f64 {
     let ideal = scorer.problem.ideal();
     let is_uniform = scorer.problem.machine.is_uniform();
@@ -159,9 +159,9 @@ fn asynchronous(neighbours: Neighbours) -> Rules {
     Rules { is_asynchronous: true, in_flight: InFlight::UntilEnd(u32::MAX), neighbours }
 }
 
-/// The best pipeline with any number of devices a stage.
+/// The best pipeline with any number of devices for each stage.
 fn free_pipeline(scorer: &Scorer, is_chain: bool) -> Option<Vec<Cut>> {
-    // Long chains: walk, and keep the answer if it fits into memory.
+    // Long chains: walk without a memory limit, and keep the plan if it fits.
     let walked = if is_chain && is_long(scorer) && can_walk(scorer) { best_chain(scorer) } else { None };
     let fits = |cuts: &[Cut]| {
         cuts.iter().all(|cut| scorer.on(cut.run, cut.behind).score(cut.start, cut.end).is_some())

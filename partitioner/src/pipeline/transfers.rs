@@ -43,7 +43,7 @@ pub(crate) fn settle_transfers(problem: &Problem, stages: &mut [SolutionStage]) 
             let ports = device * n_levels..(device + 1) * n_levels;
             match machine.overlaps {
                 true => ports.map(|port| out[port].max(into[port])).fold(0.0, f64::max),
-                // Receiving takes none of a device's own time.
+                // Receiving takes no compute time of a device.
                 false => out[ports].iter().sum(),
             }
         });

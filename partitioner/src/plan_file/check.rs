@@ -81,13 +81,13 @@ pub enum CheckError {
         /// The block.
         block: String,
     },
-    /// A stage whose layers are cut across devices, which no cost of a block tells.
+    /// A stage with tensor parallelism, which the costs of blocks do not tell.
     #[error("stage {stage} is tensor parallel; costs of blocks do not tell what that takes")]
     TensorParallel {
         /// The stage.
         stage: usize,
     },
-    /// A stage that is recomputed as one, but for some of it.
+    /// A stage with `recompute_unit: stage` of which some blocks are not recomputed, or are offloaded.
     #[error(
         "stage {stage}: recompute_unit `stage` needs all of its blocks under `recompute`, and none under `offload`"
     )]
@@ -104,7 +104,7 @@ pub enum CheckError {
     /// A schedule that we do not know.
     #[error("{0}")]
     Schedule(String),
-    /// Scored, and it does not fit.
+    /// The plan does not fit, or cannot be scored.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
@@ -128,7 +128,7 @@ pub fn check_plan(problem: &Problem, plan: &Plan) -> Result<Solution, CheckError
     let n_ranks = ranks(problem, &placed, schedule)?;
     let execution = plan.execution.unwrap_or_default();
     let mut solution = score_placed(problem, &placed, n_ranks, schedule, plan.micro_batches, execution)?;
-    // Devices as the file has them, one run after the other; further turns are on those of the first.
+    // Device runs in the order of the stages; further chunks are on the same devices.
     let ranks = &placed[..n_ranks];
     solution.order = ranks.iter().flat_map(|stage| stage.devices.iter().copied()).collect();
     let mut first = 0;
@@ -254,7 +254,7 @@ fn check_order(problem: &Problem, placed: &[GivenStage]) -> Result<(), CheckErro
     Ok(())
 }
 
-/// Returns the number of ranks: stages share devices in turns, or lie in a V, as the schedule has them.
+/// Returns the number of ranks, as the schedule places chunks on them.
 fn ranks(problem: &Problem, placed: &[GivenStage], schedule: Schedule) -> Result<usize, CheckError> {
     let last = placed.len() - 1;
     let n_ranks = if schedule.is_in_v() && last > 0 && placed[last].devices == placed[0].devices {

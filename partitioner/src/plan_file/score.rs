@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// Micro-batches on their way that copies beside compute hold at the most: two buffers each way.
+/// Most micro-batches that copies beside compute hold on the device: two buffers each way.
 const COPIES: usize = 4;
 
 /// Scores given stages under a schedule, which says which of them run on the devices of another.
@@ -86,16 +86,16 @@ struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// Tells whether formulas know all that the plan wants; what else there is, is the simulator's to count.
+    /// Tells whether formulas cover the plan's execution options; if not, the simulator must time it.
     fn is_plain(&self) -> bool {
         let plain = Execution { vertical_sync: None, offload: None, blocking_sends: None, ..self.execution };
-        // What replicas share out, formulas know of pipelines with a flush.
+        // Formulas cover sharding, for pipelines with a flush.
         let shared = |plain: Execution| Execution { sharding: None, sharding_group: None, ..plain };
         let plain = if self.schedule.is_asynchronous() { plain } else { shared(plain) };
         plain == Execution::default()
     }
 
-    /// Tells whether a device has the stage at the other end, too: what it holds of both at once the simulator tells.
+    /// Tells whether each device has two stages, one of each copy: only the simulator knows its peak memory.
     fn is_two_way(&self) -> bool {
         self.schedule.copies() > 1
     }
@@ -135,7 +135,7 @@ impl Given<'_> {
         scorer
     }
 
-    /// Tells the replicas before each stage, and the versions of weights that it keeps, of a pipeline without a flush.
+    /// Sets, for a pipeline without a flush, the replicas before each stage and its weight versions.
     fn set_versions(&self, scorer: &mut Scorer) {
         let replicas: Vec<u32> = self.placed.iter().map(|stage| stage.devices.len() as u32).collect();
         scorer.shares_updates = self.execution.sharding.is_some_and(|level| level != ShardingLevel::None);
@@ -189,9 +189,9 @@ impl Given<'_> {
         };
         let mut stages = scored(&scorer);
         if self.copies_beside() && self.is_plain() && !self.is_two_way() {
-            // A plan fits as planning counts, with copies that wait for each other, and as the simulator counts.
+            // A plan must fit by formula, with a device that waits for its copies; the simulator checks again.
             self.fits(&mut stages.clone())?;
-            // Copies beside compute are on their way in several buffers.
+            // Copies beside compute use several buffers.
             scorer.copies = COPIES;
             stages = scored(&scorer);
         }
@@ -203,7 +203,7 @@ impl Given<'_> {
             let slowest = stages.iter().map(|stage| stage.score.seconds).fold(0.0, f64::max);
             (Objective::Period(slowest), None)
         } else if self.is_two_way() {
-            // The simulator's alone to tell.
+            // Only the simulator can time it.
             (Objective::Step(f64::INFINITY), Some(0.0))
         } else {
             let time = self.step(&scorer, &cuts, &stages)?;
@@ -264,7 +264,7 @@ impl Given<'_> {
             solution.stages.iter_mut().zip(peaks).for_each(|(stage, peak)| stage.score.memory = peak);
         }
         self.fits(&mut solution.stages)?;
-        // Rare orders of arrival need more than formulas say.
+        // In rare orders of arrival a stage needs more memory than the formulas say.
         if let Some(share) = excess(ordered, &turned) {
             let fuller = |stage: &&SolutionStage| stage.score.memory / stage.score.limit;
             let fullest = solution.stages.iter().max_by(|a, b| fuller(a).total_cmp(&fuller(b)));
@@ -291,7 +291,7 @@ impl Given<'_> {
         Ok(Solution { stages: solution.stages, ..settled })
     }
 
-    /// Leaves each stage what the others on its devices do not need; an error where they need more than there is.
+    /// Sets each stage's limit to what the other stages of its devices leave; an error if they do not fit.
     fn fits(&self, stages: &mut [SolutionStage]) -> Result<(), PlanError> {
         let Err(rank) = share_memory(stages, self.schedule, self.n_ranks) else { return Ok(()) };
         let blocks = &self.problem.blocks;

@@ -1,4 +1,4 @@
-//! A bound for cuts at any operator.
+//! A lower bound for cuts at any operator.
 
 use crate::{
     bound::grid::GridBounds,
@@ -8,8 +8,8 @@ use crate::{
     strategy::{Strategy, candidates},
 };
 
-/// Returns the seconds for each micro-batch that no plan of a strategy beats, or of all that `auto` chooses from, be the model cut
-/// at any operator: by its work and the order of its passes alone.
+/// Returns the lower bound, in seconds for each micro-batch, of a strategy or of all candidates, if cuts may lie at any operator:
+/// by the work and the order of passes alone.
 pub fn bound_of_any_cut(problem: &Problem, cut_space: &CutSpace, strategy: Option<Strategy>) -> f64 {
     let by_work = problem.seconds() / problem.machine.total_speed();
     if problem.training.inference.is_some() {
@@ -19,7 +19,7 @@ pub fn bound_of_any_cut(problem: &Problem, cut_space: &CutSpace, strategy: Optio
         if strategy.is_asynchronous() || strategy.two_copies().is_some() {
             return by_work;
         }
-        // Without its states a cut may lie anywhere, in the middle of an operator even.
+        // Without states, the bound lets a cut lie anywhere, even within an operator.
         let bounds = GridBounds::new(problem, cut_space, (&cut_space.states, false), strategy);
         let least = |grid: Grid| {
             let each = grid.micro_batches(problem).ok()?;

@@ -7,7 +7,7 @@ pub(crate) type Make<'a> = &'a dyn Fn(&Problem) -> Option<Solution>;
 
 /// Finds how much more memory on each device would do, and the device that is shortest of it in the plan that fits then.
 ///
-/// Those who make plans after the first are asked only whether a tenth less does.
+/// Each of `makes` after the first is asked only whether a tenth less memory would do.
 pub(crate) fn nearest(problem: &Problem, makes: &[Make]) -> PlanError {
     let with = |make: Make, more: f64| {
         let mut roomier = problem.clone();
@@ -42,7 +42,7 @@ pub(crate) fn nearest(problem: &Problem, makes: &[Make]) -> PlanError {
         held.iter().zip(devices).map(|(held, device)| held - device.memory.0 as f64).collect();
     let used = plan.stages.iter().flat_map(|stage| plan.devices(stage));
     let fullest = used.max_by(|&a, &b| short[a].total_cmp(&short[b])).expect("a plan has stages");
-    // Chunks that fit together need not fit their shares: what was tried is certain.
+    // Chunks that fit their device together may not fit its equal shares: report the memory that was tried.
     let own = short[fullest].ceil();
     let more = if own > 0.0 && own < high && with(make, own).is_some() { own } else { high };
     let weight = |block: usize| {

@@ -21,7 +21,7 @@ use crate::{
 /// The fewest micro-batches are taken whose time is at most this multiple of the least.
 pub const ENOUGH: f64 = 1.05;
 
-/// Plans with known ways to cut.
+/// Plans with given cuts, choosing the number of micro-batches.
 pub(crate) fn plan_batches(
     problem: &mut Problem,
     cut_space: &CutSpace,
@@ -29,7 +29,7 @@ pub(crate) fn plan_batches(
 ) -> Result<Tried, PlanError> {
     let n_devices = problem.machine.devices.len();
     let is_large = problem.blocks.len() * n_devices > problem.training.limits.sizes.compared;
-    // A pipeline without an end has no step to fill.
+    // An asynchronous pipeline has no step to fill.
     let is_free = problem.training.micro_batches == MicroBatches::Enough
         && !strategy.is_some_and(Strategy::is_asynchronous);
     let best = |problem: &Problem, first: Option<Strategy>| match strategy {
@@ -49,22 +49,22 @@ pub(crate) fn plan_batches(
     let mut error = None;
     for count in counts(problem) {
         problem.training.micro_batches = MicroBatches::About(count);
-        // What was the best of fewer micro-batches is likely to be hard to beat.
+        // The best strategy for fewer micro-batches is likely to be good: try it first, so that it prunes others.
         let first = found.last().and_then(|last| last.made_by.strategy());
         match best(problem, first) {
             Ok(plan) => found.push(plan),
             Err(other) => {
                 let is_full = other.is_full();
                 error = Some(other);
-                // More of them need no less memory.
+                // More micro-batches need no less memory.
                 if is_full {
                     break;
                 }
             }
         }
     }
-    // Where memory is short, fewer of them may be in flight on more stages.
-    // Where one is in flight however many a step has, fewer need no less memory.
+    // If memory is short, fewer micro-batches on more stages may fit. If one is in flight whatever the step has, fewer need no
+    // less memory.
     let is_worth_it = match found.first() {
         Some(first) => is_held_back(problem, first),
         None => strategy.is_some_and(|strategy| !strategy.row().is_serial),
@@ -101,7 +101,7 @@ pub(crate) fn plan_batches(
             Ok((ranked, tried))
         }
         (None, error) => {
-            // What would do is asked for the fewest: they need the least memory.
+            // For the error, ask with the fewest: they need the least memory.
             problem.training.micro_batches = MicroBatches::About(counts(problem)[0]);
             Err(error.expect("each number of micro-batches has a plan or none"))
         }
@@ -122,7 +122,7 @@ fn is_held_back(problem: &Problem, plan: &Solution) -> bool {
     plan.is_tight() && plan.seconds_each() > 2.0 * ideal
 }
 
-/// Finds what else there is beside a plan: of all strategies, or beside the one that was asked for.
+/// Adds the other strategies' plans to the best one, which stays first if its strategy was asked for.
 fn beside(
     problem: &Problem,
     cut_space: &CutSpace,

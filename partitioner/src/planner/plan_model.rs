@@ -15,14 +15,14 @@ use crate::{
 
 /// Finds the best plan of a strategy or of all; chooses the number of micro-batches where none is asked for.
 ///
-/// Replicas share out what the training allows where that is faster. The problem is left with what was taken, or with the number of
-/// micro-batches that needs the least memory.
+/// Replicas shard what the training allows if that is faster. The problem is left with the chosen settings, or, without a plan,
+/// with the number of micro-batches that needs the least memory.
 ///
 /// # Errors
 /// When the problem makes no sense or nothing fits.
 ///
-/// Where nothing is trained, the best plan of the forward pass alone is found, which no strategy is asked for. A plan of other blocks of
-/// the same model, `like`, tells which shape to begin with.
+/// For inference, finds the best plan of the forward pass alone, whatever the strategy. `like`, a plan of other blocks of the
+/// same model, tells which shape to search first.
 pub fn plan_model(
     problem: &mut Problem,
     strategy: Option<Strategy>,
@@ -39,7 +39,7 @@ pub fn plan_model(
         Err(error) if error.is_full() && by_stage.training.recompute && !by_stage.training.offload => error,
         planned => return planned,
     };
-    // Where keeping each block's inputs is too much, a stage may keep what it is given alone.
+    // If keeping each block's inputs is too much, a stage may keep only its own.
     by_stage.training.recompute_unit = RecomputeUnit::Stage;
     let planned = plan_by_unit(&mut by_stage, strategy, like);
     let needs_less = match (&error, &planned) {
@@ -56,7 +56,7 @@ pub fn plan_model(
     }
 }
 
-/// Plans where the unit of what is recomputed is given.
+/// Plans with a given unit of recomputation.
 fn plan_by_unit(
     problem: &mut Problem,
     strategy: Option<Strategy>,

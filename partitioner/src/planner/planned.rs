@@ -4,7 +4,7 @@ use schema::MicroBatchesTried;
 
 use crate::{cut_space::CutSpace, error::PlanError, solution::Solution, strategy::Strategy};
 
-/// The winner and all others.
+/// The best plan and all others.
 pub struct Planned {
     /// The fastest plan, or that of the strategy that was asked for.
     pub best: Solution,
@@ -14,7 +14,7 @@ pub struct Planned {
     pub failed: Vec<(Strategy, PlanError)>,
     /// Numbers of micro-batches that were tried, when nobody asked for one.
     pub tried: Vec<MicroBatchesTried>,
-    /// What was found of the model's cuts on the way: for further questions about it.
+    /// The model's cuts with the tables filled on the way: for further questions.
     pub cut_space: CutSpace,
 }
 

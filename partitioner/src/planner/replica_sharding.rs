@@ -1,9 +1,9 @@
-//! Plans whose replicas share out what each would keep whole: optimizer state, gradients, parameters.
+//! Plans whose replicas shard optimizer state, gradients or parameters.
 //!
-//! ZeRO's levels (Rajbhandari et al., SC 2020, arXiv:1910.02054); the last is PyTorch's FSDP. Level by level, what shares out least
-//! first, strategies with replicas are planned again with less memory a stage and more traffic, among all replicas of a stage or
-//! inside nodes (hybrid sharding). Each level sends what the one before sends, and more: where every device could hold the whole model
-//! at one level, the next ones are not searched. Cost: that of the strategies' own searches, once a level.
+//! ZeRO's levels (Rajbhandari et al., SC 2020, arXiv:1910.02054); the last is PyTorch's FSDP. Level by level, strategies with
+//! replicas are planned again with less memory for a stage and more traffic, among all replicas of a stage or inside nodes
+//! (hybrid sharding). Each level sends what the one before sends, and more: once every device could hold the whole model at one
+//! level, higher levels are not searched. Cost: that of the strategies' own searches, once a level.
 
 use schema::ShardingLevel;
 
@@ -20,10 +20,10 @@ use crate::{
     strategy::candidates,
 };
 
-/// Share by which a plan that shares out more must be faster: times are no surer, and there is more to carry out.
+/// Share by which a plan that shards more must be faster: predicted times are no more certain, and more can go wrong.
 const WORTH: f64 = 0.01;
 
-/// Returns the plans of a problem, or better ones in which replicas share out as much as the training allows.
+/// Returns the plans of a problem, or better ones with as much sharding as the training allows.
 ///
 /// The problem is left with the level, and the number of micro-batches, that the best plan has.
 pub(crate) fn or_better(
@@ -34,7 +34,7 @@ pub(crate) fn or_better(
 ) -> Result<Tried, PlanError> {
     let (own, most) = (problem.training.sharding, problem.training.sharding_up_to);
     let mut plans = whole;
-    // What is asked for may be shared out inside nodes, too.
+    // A level that was asked for may also be used inside nodes.
     let is_open = own != ShardingLevel::None && groups(problem).len() > 1;
     let is_candidate = |level: &ShardingLevel| (*level > own || *level == own && is_open) && *level <= most;
     for level in ShardingLevel::ALL.into_iter().filter(is_candidate) {
@@ -49,7 +49,7 @@ pub(crate) fn or_better(
         }
         if let Ok(((best, ..), _)) = &mut plans {
             best.bound_by(least);
-            // More sharing brings nothing but traffic.
+            // Higher levels would only add traffic.
             if holds_whole(&shared) {
                 break;
             }
@@ -58,7 +58,8 @@ pub(crate) fn or_better(
     plans
 }
 
-/// Returns the problem at a level, with a plan's number of micro-batches where the planner chose it: other numbers are other work.
+/// Returns the problem at a level, with a plan's number of micro-batches if the planner chose it: with another number the work
+/// differs.
 fn at(problem: &Problem, level: ShardingLevel, plan: Option<&Solution>) -> Problem {
     let mut shared = problem.clone();
     (shared.training.sharding, shared.training.sharding_up_to) = (level, level);
@@ -68,10 +69,10 @@ fn at(problem: &Problem, level: ShardingLevel, plan: Option<&Solution>) -> Probl
     shared
 }
 
-/// Tells whether each device has room for the whole model where all of them are its replicas, and so for any stage of it.
+/// Tells whether each device could hold the whole model as one of all replicas, and so any stage of it.
 fn holds_whole(problem: &Problem) -> bool {
     let n_devices = problem.machine.devices.len();
-    // One more copy for gradients on their way.
+    // One more copy, for gradients that are being summed.
     let parameters = problem.parameters() * (1.0 + problem.training.copies(n_devices));
     let activations: f64 = problem.blocks.iter().map(|block| block.activations.0 as f64).sum();
     let workspace = problem.blocks.iter().map(|block| block.workspace.0 as f64).fold(0.0, f64::max);
@@ -93,10 +94,10 @@ fn in_place_of(beaten: Option<Tried>, mut best: Solution) -> Tried {
     ((best, others, failed), tried)
 }
 
-/// Finds the best plan in which replicas share out what the training says, and the seconds for each micro-batch that none beats.
+/// Finds the best plan with the training's sharding, and the lower bound in seconds for each micro-batch.
 ///
-/// If there is a plan to beat, only faster ones by a margin are searched for. The fewest micro-batches are taken that come near the
-/// best.
+/// If there is a plan to beat, only plans faster by a margin are searched for. The fewest micro-batches that come near the best
+/// are taken.
 fn at_level(
     problem: &mut Problem,
     cut_space: &CutSpace,
@@ -124,7 +125,7 @@ fn at_level(
         for (&strategy, &group) in
             strategies.iter().flat_map(|one| groups.iter().map(move |group| (one, group)))
         {
-            // Where a group is all replicas of a stage, there is nothing new.
+            // Only stages with more than one group are new.
             (problem.training.sharding_group, problem.training.only_groups) = (group, group.is_some());
             let limit = best.as_ref().map(Solution::seconds_each).or(to_beat);
             match solve(problem, cut_space, strategy, limit.map_or(Goal::Best, Goal::Below)) {
@@ -152,7 +153,7 @@ fn at_level(
     (Some(plan), least)
 }
 
-/// Replicas that may share out together: all of a stage, or those of a node, where links between nodes are others.
+/// Returns the groups that may shard together: all replicas of a stage, or those in a node if links between nodes differ.
 fn groups(problem: &Problem) -> Vec<Option<u32>> {
     let devices = &problem.machine.devices;
     let own = devices.iter().take_while(|device| device.place == devices[0].place).count();
@@ -171,7 +172,7 @@ mod tests {
     use super::*;
     use crate::oracle::random_problems::{Dice, cases, is_skipped, problem};
 
-    /// Plans of all replicas together, and those of stages with more than one group, are all that a group makes possible.
+    /// With sharding in groups, only stages with more than one group are new: the others are planned without groups.
     #[test]
     fn stages_of_one_group_are_known() {
         let mut dice = Dice(53);

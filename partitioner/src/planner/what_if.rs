@@ -1,7 +1,7 @@
 //! What a change of the cluster would give.
 //!
-//! Each question is another plan of the strategy that was asked for, or of any, on a machine that differs in one thing. The plan at hand
-//! runs there as well, so only faster ones are searched for.
+//! Each question is planned again on a machine that differs in one thing, with the strategy that was asked for, or any. The plan
+//! at hand runs there as well, so only faster ones are searched for.
 
 use schema::{Bytes, BytesPerSecond};
 
@@ -29,14 +29,14 @@ pub fn what_if(
     asked: Option<Strategy>,
 ) -> Vec<Change> {
     let Some(strategy) = solution.made_by.strategy() else { return Vec::new() };
-    // The same work in a step, so that times compare.
+    // A fixed number of micro-batches, so that times compare.
     let mut problem = problem.clone();
     if !matches!(problem.training.micro_batches, MicroBatches::Exactly(_)) {
         problem.training.micro_batches = MicroBatches::About(solution.micro_batches);
     }
     let own = solution.seconds_each();
-    // The plan's own strategy first: what cannot be better is given up. Chunks take longest to look for and are seldom much faster
-    // than zero-bubble schedules.
+    // The plan's own strategy first: its time prunes the others. Chunks take longest to search and are seldom much faster than
+    // zero-bubble schedules.
     let mut strategies = vec![strategy];
     if asked.is_none() {
         let is_quick = |other: &Strategy| *other != strategy && !other.row().is_slow;
@@ -68,7 +68,7 @@ pub fn what_if(
         changes.extend(ask("one more device", larger, &|_| true));
         changes.extend(ask("twice the bandwidth", faster, &|_| true));
     }
-    // What half of it holds is not the memory's doing.
+    // A plan that fits half the memory owes nothing to the change.
     changes.extend(ask("twice the memory", roomier, &Solution::is_tight));
     changes
 }

@@ -1,10 +1,10 @@
-//! What no plan for inference beats, whatever its cuts.
+//! Lower bounds of plans for inference, over all cuts.
 
 use schema::{Inference, InferenceObjective};
 
 use crate::problem::Problem;
 
-/// Seconds that no plan takes less than, whatever its cuts: the work of all devices together, or of the longest path.
+/// Returns a lower bound in seconds over all cuts: the work of all devices together, or of the longest path.
 pub(crate) fn lower_bound(problem: &Problem, aim: Inference) -> f64 {
     match aim.objective {
         InferenceObjective::Throughput => problem.seconds() / problem.machine.total_speed(),

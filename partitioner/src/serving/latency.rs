@@ -1,7 +1,7 @@
-//! The least time of one request: stages one after the other, devices left out where they are of no use.
+//! The least time of one request: stages one after the other; devices that do not help are left out.
 //!
-//! What stages compute and what they hand on adds up: `L(k, j) = min over i, k' of L(k', i) + hop(k', k) + stage(i..j)`, in
-//! O(k·Q²) stages, and less: none is looked at that cannot beat the best known.
+//! Compute and transfers of all stages add up: `L(k, j) = min over i, k' of L(k', i) + hop(k', k) + stage(i..j)`, in O(k·Q²)
+//! stages, and fewer: prunes those that cannot beat the best known.
 
 use crate::{
     error::PlanError,
@@ -23,7 +23,7 @@ impl Solver<'_> {
         let n_devices = machine.devices.len();
         let fastest = machine.devices.iter().map(|device| device.speed).fold(0.0, f64::max);
         let befores = befores(machine);
-        // Where a number of stages is asked for, it is counted along.
+        // With a given number of stages, the table also counts them.
         let most = wanted.unwrap_or(1);
         let at =
             |device: usize, used: usize, border: usize| (device * (most + 1) + used) * borders.len() + border;
@@ -36,7 +36,7 @@ impl Solver<'_> {
             let speed = machine.devices[device].speed;
             let room = Room { memory: machine.devices[device].memory.0 as f64, in_flight: 1.0 };
             for used in 1..=most {
-                // Where the stage on this device may begin, and from where it comes.
+                // The best start of the stage on this device, and the entry of the table it continues.
                 let mut begin = vec![(f64::INFINITY, u32::MAX, u32::MAX); borders.len()];
                 if entries.contains(&device) && (wanted.is_none() || used == 1) {
                     begin[0] = (0.0, u32::MAX, u32::MAX);
@@ -100,7 +100,7 @@ impl Solver<'_> {
         Ok(self.one_after_the_other(&cuts))
     }
 
-    /// Makes a plan of one request's stages: each computes, and sends on what it made.
+    /// Makes a plan of the stages of one request: each computes and sends its output on.
     pub(crate) fn one_after_the_other(&self, cuts: &[(usize, usize, Run)]) -> Solution {
         let mut found = self.solution(cuts, 1, Objective::Step(0.0), 1);
         for (index, stage) in found.stages.iter_mut().enumerate() {
@@ -124,8 +124,8 @@ fn hop(machine: &Machine, from: usize, to: usize, bytes: f64) -> f64 {
 
 /// Returns the devices that a request may come from to each one.
 ///
-/// All earlier ones where these are few; else of those that are alike and as far away the last one before the device alone, for
-/// what stands in between would be left out for nothing.
+/// All earlier devices if they are few. If not, of equal devices at the same distance only the last one before the device: a plan
+/// that skips it gains nothing.
 fn befores(machine: &Machine) -> Vec<Vec<usize>> {
     let devices = &machine.devices;
     let of = |device: usize| -> Vec<usize> {
@@ -147,7 +147,7 @@ fn befores(machine: &Machine) -> Vec<Vec<usize>> {
     (0..devices.len()).map(of).collect()
 }
 
-/// Returns the devices that a request may begin at: of those that are alike the first.
+/// Returns the devices that a request may begin at: the first of each kind.
 fn entries(machine: &Machine) -> Vec<usize> {
     let kind = |device: usize| (machine.devices[device].speed.to_bits(), machine.devices[device].memory);
     let is_first = |device: &usize| {

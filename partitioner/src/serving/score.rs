@@ -1,4 +1,4 @@
-//! Scores plans for inference that are given.
+//! Scores given plans for inference.
 
 use schema::{Inference, InferenceObjective};
 
@@ -38,7 +38,7 @@ pub(crate) fn score_placed(
     if aim.objective == InferenceObjective::Latency && (micro_batches, copies) != (1, 1) {
         return Err(refused("one request is on its way, on one device at a time"));
     }
-    // Copies side by side: stage by stage, the first devices are the first copy's.
+    // Copy by copy: the first device of each stage belongs to the first copy.
     let mut ordered = problem.clone();
     let of_copy = |copy: usize| placed.iter().map(move |stage| stage.devices[copy]);
     let devices: Vec<usize> = (0..copies).flat_map(of_copy).collect();
@@ -83,7 +83,8 @@ pub(crate) fn score_placed(
     Ok(found)
 }
 
-/// Returns how many times as large the keys and values of each sequence may be on a plan's stages; none where there are none.
+/// Returns by which factor the keys and values of each sequence may grow before a plan's memory is full; `None` if there are
+/// none.
 pub fn cache_growth(problem: &Problem, solution: &Solution) -> Option<f64> {
     let order = solution.stages.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
     let states = States::line(problem, order);

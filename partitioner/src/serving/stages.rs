@@ -1,8 +1,8 @@
-//! Stages of the forward pass alone: their memory, their time, and the plans that are made of them.
+//! Stages of the forward pass alone: their memory, their time, and plans of them.
 //!
-//! Memory: parameters, keys and values of all micro-batches in flight (`Block::activations`, which is nothing else here), what is
-//! alive while the fullest operator runs (`Block::workspace`), values on their way. A micro-batch may wait in front of any stage,
-//! so each stage has room for what all of them bring.
+//! Memory: parameters, keys and values of all micro-batches in flight (`Block::activations` holds nothing else here), the tensors
+//! alive while the fullest operator runs (`Block::workspace`), values in transfer. All micro-batches may wait in front of one
+//! stage, so each stage has room for the inputs of all.
 
 use schema::{Execution, InferenceObjective};
 use simulator::order::{InFlight, Schedule};
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Share by which a plan must be better to be another.
+/// Share by which a plan must be faster to replace another.
 pub(crate) const ROUNDING: f64 = 1e-12;
 
 /// Devices up to which copies that leave some of them out are tried where devices differ.
@@ -32,12 +32,12 @@ pub(crate) struct Solver<'a> {
     pub(crate) states: &'a States,
     /// States at which stages may begin and end.
     pub(crate) borders: Vec<usize>,
-    /// Bytes that a link takes in before the first of them arrives, at the most.
+    /// Most bytes that a link takes in before the first of them arrives.
     pub(crate) on_wires: f64,
     pub(crate) scorer: Scorer<'a>,
 }
 
-/// What a stage has room for.
+/// The memory of a stage's devices, and the micro-batches that it has to hold.
 #[derive(Clone, Copy)]
 pub(crate) struct Room {
     pub(crate) memory: f64,
@@ -63,7 +63,7 @@ impl<'a> Solver<'a> {
         Self { problem, states, borders, on_wires, scorer: Scorer::new(problem, states, rules) }
     }
 
-    /// Returns the stages that there may be at the most.
+    /// Returns the largest number of stages.
     pub(crate) fn most_stages(&self) -> usize {
         let working = self.problem.blocks.iter().filter(|block| block.forward.0 > 0.0).count().max(1);
         self.problem.machine.devices.len().min(working)
@@ -89,12 +89,12 @@ impl<'a> Solver<'a> {
         self.resident(start, end, in_flight) + workspace.unwrap_or(0) as f64
     }
 
-    /// The same but for what is alive while an operator runs.
+    /// The same without the tensors alive while an operator runs.
     pub(crate) fn resident(&self, start: usize, end: usize, in_flight: f64) -> f64 {
         let states = self.states;
         let caches = states.activations[end] - states.activations[start];
         let waiting = states.crossing[start] + caches;
-        // One is sent while the one before is still on its way.
+        // One value is sent while the one before is still in transfer.
         let out = states.crossing[end];
         let sent = (2.0 * out + self.on_wires).min(in_flight * out);
         self.scorer.parameters(start, end) + waiting * in_flight + sent
@@ -107,7 +107,7 @@ impl<'a> Solver<'a> {
                 || self.memory(start, end, room.in_flight) <= room.memory)
     }
 
-    /// Seconds that a stage waits until what it sent is there, beside those of the bytes, of each micro-batch.
+    /// Returns the latency that a stage waits for each micro-batch it sends, beside the transfer itself.
     pub(crate) fn sending(&self, run: Run) -> f64 {
         let machine = &self.problem.machine;
         if machine.overlaps {
@@ -124,7 +124,7 @@ impl<'a> Solver<'a> {
         self.states.work[end] - self.states.work[start]
     }
 
-    /// Tells whether something is computed between two states, where anything is at all.
+    /// Tells whether there is work between two states, or none in the whole model.
     pub(crate) fn is_stage(&self, start: usize, end: usize) -> bool {
         let total = self.states.work[self.states.len() - 1];
         (self.work(start, end) > 0.0 || total == 0.0 || self.problem.begins.is_some())
@@ -159,7 +159,7 @@ impl<'a> Solver<'a> {
     }
 }
 
-/// Micro-batches of all copies together whose keys and values are there, where they are given.
+/// Returns the given number of micro-batches in flight, of all copies together.
 pub(crate) fn given(problem: &Problem) -> Option<usize> {
     match problem.training.micro_batches {
         MicroBatches::Enough => None,

@@ -1,7 +1,7 @@
 //! The most samples a second: copies of a pipeline side by side, each of as many stages, on a stream of micro-batches without an end.
 //!
-//! The slowest stage decides. Exact over the states: `A(k, j) = min over i of max(A(k-1, i), stage(i..j))`, in O(k·Q²) stages, and
-//! less: none is looked at that cannot beat the best known.
+//! The slowest stage decides. Exact over the states: `A(k, j) = min over i of max(A(k-1, i), stage(i..j))`, in O(k·Q²) stages,
+//! and fewer: prunes those that cannot beat the best known.
 
 use schema::InferenceObjective;
 
@@ -22,7 +22,7 @@ impl Solver<'_> {
         let mut is_tried = false;
         for stages in self.stages()? {
             let most = n_devices / stages;
-            // Each copy has as many micro-batches as stages at the least, or stages wait.
+            // A copy with fewer micro-batches than stages leaves stages idle.
             let allowed = given(self.problem).map_or(most, |count| most.min(count / stages));
             if allowed == 0 {
                 refused = refused.or(Some(stages));
@@ -32,7 +32,8 @@ impl Solver<'_> {
             let few = !is_uniform && n_devices <= FEW_DEVICES;
             let copies = if few { 1..=allowed } else { allowed..=allowed };
             for copies in copies {
-                // Copies side by side have links of their own; a stage's replicas side by side may be alike where devices differ.
+                // If the devices of each copy are adjacent, copies have links of their own; if those of each stage are, replicas
+                // may be alike where devices differ.
                 let layouts: &[bool] = if is_uniform || copies == 1 { &[false] } else { &[false, true] };
                 for &replicas_together in layouts {
                     let below = best.as_ref().map_or(f64::INFINITY, Solution::seconds);
@@ -68,7 +69,7 @@ impl Solver<'_> {
             }
         };
         let (borders, last) = (&self.borders, self.states.len() - 1);
-        // Work that the stages from each one on do within a second, all copies together.
+        // Work that the stages from each one on do in a second, in all copies.
         let mut power = vec![0.0; stages + 1];
         for stage in (0..stages).rev() {
             power[stage] = power[stage + 1] + self.scorer.place(run(stage)).speed * copies as f64;

@@ -1,4 +1,4 @@
-//! A solution in the simulator's numbers: what each stage costs, what crosses between stages, what several of them hold.
+//! A solution as the simulator's input: costs of stages, transfers between them, tied parameters.
 //!
 //! Searches have it simulated as it stands here; `plan_file::write` puts the same numbers into a file. O(blocks + values) and
 //! O(devices · levels) for the machine.
@@ -15,10 +15,10 @@ use crate::{
     solution::{Solution, SolutionStage},
 };
 
-/// Returns a solution as the simulator takes it.
+/// Returns a solution as the simulator's input.
 ///
 /// # Errors
-/// When a link has a figure that none has.
+/// When a link has an impossible bandwidth or latency.
 pub(crate) fn parts(problem: &Problem, solution: &Solution) -> Result<PlanParts, PlanError> {
     let positions = positions(&problem.machine);
     let mut stages = stages(problem, solution);
@@ -39,7 +39,7 @@ pub(crate) fn parts(problem: &Problem, solution: &Solution) -> Result<PlanParts,
     })
 }
 
-/// Returns the position of each device among those that differ by name: a device may be there once for each of its turns.
+/// Returns the position of each device among the distinct names: a device is listed once for each of its chunks.
 pub(crate) fn positions(machine: &Machine) -> Vec<usize> {
     let mut names: IndexSet<&str> = IndexSet::new();
     machine.devices.iter().map(|device| names.insert_full(&device.name).0).collect()
@@ -98,7 +98,7 @@ pub(crate) fn stages(problem: &Problem, solution: &Solution) -> Vec<PartStage> {
     solution.stages.iter().map(stage).collect()
 }
 
-/// Returns what crosses from each stage to the next: a skip connection is handed on by every stage that it crosses.
+/// Returns the bytes from each stage to the next: every stage that a skip connection crosses hands it on.
 pub(crate) fn transfers(problem: &Problem, solution: &Solution) -> Vec<Transfer> {
     let order: Vec<usize> = solution.stages.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
     let states = States::line(problem, order);
@@ -130,7 +130,7 @@ pub(crate) fn execution(problem: &Problem, solution: &Solution) -> Execution {
     Execution { offload, blocking_sends, ..solution.execution }
 }
 
-/// Bytes of one micro-batch by block: what it makes for others to be trained by, and all that it takes.
+/// Bytes of one micro-batch by block: outputs that others need for their gradients, and all inputs.
 struct Flow {
     made: Vec<u64>,
     taken: Vec<u64>,
@@ -152,8 +152,8 @@ impl Flow {
 
 /// The layers of a stage on several devices: when each block's gradients exist, and what it makes.
 ///
-/// Parameters of several blocks are with the first of them. A stage on one device has nobody to exchange with, and one that is not
-/// trained nothing.
+/// A tied parameter belongs to the first of its blocks. Nothing for a stage on one device, which exchanges nothing, or without
+/// training.
 fn layers(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64) -> Vec<LayerCost> {
     if stage.run.count < 2 || problem.training.inference.is_some() {
         return Vec::new();
@@ -221,7 +221,7 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
     }
 }
 
-/// Bytes of one micro-batch that a stage is given, each value once, and that its blocks keep whatever is recomputed.
+/// Bytes of one micro-batch of a stage's inputs, each value once, and of activations that its blocks keep whatever is recomputed.
 fn given(problem: &Problem, stage: &SolutionStage) -> u64 {
     let own: HashSet<usize> = stage.blocks.iter().copied().collect();
     let is_given = |value: &&crate::Value| {

@@ -8,17 +8,17 @@ use crate::problem::{Block, Problem};
 
 /// Bytes of blocks, in the order of the problem.
 pub(crate) struct BlockBytes {
-    /// What each takes in, and what it keeps beside that when it is recomputed.
+    /// Bytes of each block's inputs, plus those that it keeps beside them when recomputed.
     pub(crate) inputs: Vec<f64>,
-    /// The model's inputs that each is the first to take, and what it keeps whatever is recomputed.
+    /// Bytes of the model's inputs that each block is the first to take, plus those that it keeps whatever is recomputed.
     pub(crate) stays: Vec<f64>,
     /// Blocks that are recomputed however much memory there is.
     pub(crate) always: Vec<usize>,
-    /// A number that blocks share which cost and hold the same, as those of repeated layers do.
+    /// Equal for blocks of equal costs and bytes, such as repeated layers.
     pub(crate) kinds: Vec<u32>,
     /// The largest workspace of any block.
     pub(crate) largest_workspace: f64,
-    /// Blocks, those with most parameters first; empty where replicas gather none.
+    /// Blocks by falling parameters; empty if replicas do not gather parameters.
     pub(crate) by_parameters: Vec<usize>,
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::{Machine, MachineLevel};
 
-/// Who takes part.
+/// The devices of a collective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Group {
     nodes: usize,
@@ -18,12 +18,12 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Returns the group of some devices; `None` for fewer than two or where nothing joins them.
+    /// Returns the group of some devices; `None` for fewer than two, or if no level joins them.
     pub(crate) fn of(machine: &Machine, devices: &[usize]) -> Option<Self> {
         if devices.len() < 2 {
             return None;
         }
-        // As a ring goes around them: nodes of a rack side by side.
+        // The order of the ring: nodes of a rack next to each other.
         let mut devices = devices.to_vec();
         let place = |device: &usize| machine.devices[*device].place.iter().rev();
         devices.sort_by(|a, b| place(a).cmp(place(b)));

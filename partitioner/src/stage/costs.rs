@@ -1,4 +1,4 @@
-//! What stages cost on one device run: their time for each micro-batch, and what bounds it.
+//! What stages cost on one device run: their time for each micro-batch, and its lower bounds.
 //!
 //! With `r` replicas each takes every r-th micro-batch, so compute is divided by `r`. The port of one device carries, each way, the
 //! activations of one boundary and the gradients of the other: `max(f_out/b + g_in/b', f_in/b' + g_out/b)/r`. If transfers do not overlap
@@ -28,12 +28,12 @@ pub(crate) struct StageCosts<'a> {
     times: Times,
 }
 
-/// Tables of seconds, where stages are asked for many times.
+/// Tables of stage times, for stages that are asked for many times.
 #[derive(Default)]
 struct Times {
-    /// Without a memory limit; infinite where there is no stage.
+    /// Seconds without a memory limit; infinite if no stage lies between the states.
     least: Option<Rc<TimeTable>>,
-    /// Within memory; negative where that is a lower bound.
+    /// Seconds within memory; a negative entry is a lower bound.
     within: Option<Rc<TimeTable>>,
 }
 
@@ -100,8 +100,8 @@ impl StageCosts<'_> {
         seconds
     }
 
-    /// Returns the seconds for each micro-batch, infinite where the stage does not fit. Where they are not below `bound` a lower bound
-    /// that is not below it either will do: the recompute knapsack is not solved then.
+    /// Returns the seconds for each micro-batch, infinite if the stage does not fit. If they are not below `bound`, the result
+    /// may be a lower bound that is not below it either: the recompute knapsack is then not solved.
     pub(crate) fn below(&self, start: usize, end: usize, bound: f64) -> f64 {
         let least = self.least(start, end);
         if least >= bound {
@@ -151,7 +151,7 @@ impl StageCosts<'_> {
         if shared == 0.0 {
             return own;
         }
-        // Who else holds them is not known yet: over the fastest link, as between two devices.
+        // The other holders are not known yet: assume one device over the fastest link.
         own + shared * scorer.problem.machine.least_seconds_per_byte()
     }
 
@@ -189,7 +189,7 @@ impl StageCosts<'_> {
             if is_first { (0.0, 0.0) } else { (states.crossing[start], states.crossing_back[start]) };
         let (f_out, g_out) =
             if is_last { (0.0, 0.0) } else { (states.crossing[end], states.crossing_back[end]) };
-        // Beside compute, the fullest direction of a port counts; in a device's own time, all that it sends.
+        // Beside compute, the fuller direction of a port counts; without overlap, all that it sends.
         let port = |((before, inner), (after, outer)): (Wire, Wire)| {
             let sum = |a: f64, b: f64| if inner == outer { a + b } else { a.max(b) };
             if self.scorer.problem.machine.overlaps {

@@ -1,10 +1,10 @@
 //! One choice for each item, least time within a memory limit: the multiple-choice knapsack problem.
 //!
-//! Branch and bound with the Lagrangian bound (one multiplier, by bisection); equal items are decided together by count, which is what
-//! makes a model of equal layers easy, and memory that no choice can fill is not counted on. Exponential at worst, so the longer a
-//! search is, the larger a gap it accepts; it ends at a node limit and returns the lower bound that it has proven.
+//! Branch and bound with the Lagrangian bound (one multiplier, by bisection). Equal items are decided together by count, which
+//! makes a model of equal layers easy, and the limit is rounded down to memory that choices can fill. Exponential at worst, so
+//! the longer a search is, the larger a gap it accepts; it ends at a node limit and returns the lower bound that it has proven.
 
-/// A choice: what it takes.
+/// A choice of an item: its time and memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
     /// Seconds.
@@ -38,7 +38,7 @@ impl Items {
         self.ends.iter().map(move |&end| &self.choices[std::mem::replace(&mut start, end)..end])
     }
 
-    /// Picks of each item the choice with the least key; none of an item without choices.
+    /// Picks of each item the choice with the least key; skips items without choices.
     fn least(&self, key: impl Fn(&Choice) -> (f64, f64)) -> Vec<usize> {
         self.iter().filter_map(|choices| least_of(choices, &key)).collect()
     }
@@ -48,12 +48,12 @@ impl Items {
         self.iter().zip(picked).map(|(choices, &choice)| field(&choices[choice])).sum()
     }
 
-    /// Picks what is least where memory has a price.
+    /// Solves the relaxation: for each item, the choice with the least time plus memory at a price.
     fn relaxed(&self, price: f64) -> Vec<usize> {
         self.least(|choice| (choice.time + price * choice.memory, choice.memory))
     }
 
-    /// Tells the memory of what is least where it has a price.
+    /// Returns a function of the price: the memory that the relaxation takes.
     fn relaxed_memory(&self) -> impl Fn(f64) -> f64 {
         let is_open = |choices: &&[Choice]| choices.len() > 1;
         let decided: f64 =
@@ -67,7 +67,7 @@ impl Items {
         }
     }
 
-    /// Changes picks to faster choices while these fit, what gains most for its memory first.
+    /// Improves picks while memory is left, by the choice that saves most time for its memory first.
     fn fill(&self, picked: &mut [usize], limit: f64) {
         let mut left = limit - self.sum(picked, |choice| choice.memory);
         let mut faster: Vec<(f64, usize, usize)> = Vec::new();
@@ -118,17 +118,17 @@ pub struct Picked {
     pub time: f64,
     /// Choice of each item.
     pub choices: Vec<usize>,
-    /// No choices take less time.
+    /// Lower bound of the time over all choices.
     pub lower_bound: f64,
-    /// Time that memory is worth.
+    /// Time that a byte of memory is worth: the Lagrange multiplier.
     pub price: f64,
 }
 
-/// Nodes after which what is near the best is good enough, and then what is ten times as far from it.
+/// Nodes after which the search accepts a gap of `near`, and then ten times as much.
 const PATIENCE: [usize; 2] = [500, 4_000];
 
-/// Picks for each item the choice that gives the least time in all, memory within `limit`; in a long search `near` more time does as
-/// well, and in a very long one ten times as much. After `nodes` nodes the best found so far is taken.
+/// Picks for each item the choice that gives the least total time with memory within `limit`. A long search stops within `near`
+/// seconds of the optimum, a very long one within ten times that. After `nodes` nodes the best found so far is returned.
 pub fn pick(items: &Items, limit: f64, near: f64, nodes: usize) -> Option<Picked> {
     let smallest = items.least(|choice| (choice.memory, choice.time));
     if smallest.len() < items.len() || items.sum(&smallest, |choice| choice.memory) > limit {
@@ -140,7 +140,7 @@ pub fn pick(items: &Items, limit: f64, near: f64, nodes: usize) -> Option<Picked
         return Some(Picked { time, choices: fastest, lower_bound: time, price: 0.0 });
     }
 
-    // The multiplier at which the relaxed picks begin to fit, in units of what a byte costs on average.
+    // Bisect for the multiplier at which the relaxed picks begin to fit, in units of the average time of a byte.
     let (mut low, mut high) = (0.0, 1.0);
     let dearer = items.sum(&smallest, |choice| choice.time) - time;
     let saved = items.sum(&fastest, |choice| choice.memory) - items.sum(&smallest, |choice| choice.memory);
@@ -187,19 +187,19 @@ pub fn pick(items: &Items, limit: f64, near: f64, nodes: usize) -> Option<Picked
 
 /// Items that are decided together.
 ///
-/// Two choices with the same memory between them: whatever the count on the smaller choice, those that lose
-/// least time go first. More choices: only items equal in time too are put together.
+/// With two choices of equal memory, whatever the number of items on the smaller choice, it is those that lose least time. With
+/// more choices, only items of equal times as well are put together.
 struct Kind {
-    /// Memory of each choice beyond the item's least, dominated choices left out; fastest first.
+    /// Memory of each choice beyond the item's least, without dominated choices; fastest first.
     memory: Vec<f64>,
     items: Vec<Item>,
 }
 
-/// One of them.
+/// An item of a kind.
 #[derive(Clone, Copy, Debug)]
 struct Item {
     index: usize,
-    /// Where its numbers and times begin, as many as its kind has choices.
+    /// Start of its choices in `numbers` and `times`; their number is its kind's.
     at: usize,
 }
 
@@ -216,28 +216,28 @@ impl Kind {
     }
 }
 
-/// Tells whether sums are the same but for rounding.
+/// Tells whether numbers are equal but for rounding.
 fn is_near(a: &[f64], b: &[f64]) -> bool {
     a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-11 * a.abs().max(b.abs()))
 }
 
-/// The greatest number that both are multiples of.
+/// Returns the greatest common divisor.
 fn common(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common(b, a % b) }
 }
 
 struct Search {
     kinds: Vec<Kind>,
-    /// Of each item: original numbers of the choices that are left, and their times beyond the fastest.
+    /// For each item, original numbers of the choices that are not dominated, and their times beyond the fastest.
     numbers: Vec<usize>,
     times: Vec<f64>,
-    /// Least time and memory of all items, which the kinds' choices add to.
+    /// Time and memory that all items take at the least; kinds hold what choices add.
     base: Choice,
     limit: f64,
     price: f64,
-    /// How much more time is good enough.
+    /// Accepted gap in seconds.
     near: f64,
-    /// Least relaxed time of the kinds from here on, and least memory, beyond the base.
+    /// By devices left: parameters before the earliest position plus the shares of these devices, the least so far.
     rest: Vec<(f64, f64)>,
     picks: Vec<Vec<usize>>,
     best_picks: Option<Vec<Vec<usize>>>,
@@ -289,7 +289,7 @@ impl Search {
         for kind in kinds.iter_mut().filter(|kind| kind.memory.len() == 2) {
             kind.items.sort_by(|a, b| times[a.at + 1].total_cmp(&times[b.at + 1]));
         }
-        // Decide first what matters most.
+        // Decide the kinds with the widest range of times first.
         let spread =
             |kind: &Kind| kind.items.iter().map(|item| times[item.at + kind.memory.len() - 1]).sum::<f64>();
         kinds.sort_by(|a, b| spread(b).total_cmp(&spread(a)));
@@ -298,7 +298,7 @@ impl Search {
             let (own, next) = (kind.rest(&times, price), rest[index + 1]);
             rest[index] = (own.0 + next.0, own.1 + next.1);
         }
-        // Sums of multiples are multiples: what is left above one can hold nothing.
+        // All memory is a multiple of `step`: round the limit down to one.
         let bytes = || kinds.iter().flat_map(|kind| kind.memory.iter().copied());
         let step = bytes().fold(0, |step, bytes| common(step, bytes as u64)) as f64;
         let is_whole = step > 0.0 && bytes().all(|bytes| bytes.fract() == 0.0);
@@ -328,12 +328,12 @@ impl Search {
         time + self.price * (memory - self.limit) + self.rest[kind].0
     }
 
-    /// Tells whether what takes so much time at the least is not worth looking at.
+    /// Prune: tells whether a lower bound of the time is not below the best by more than the accepted gap.
     fn is_hopeless(&self, bound: f64) -> bool {
         bound >= self.best_time * (1.0 - 1e-12) - self.slack()
     }
 
-    /// Time that is not worth looking for: the longer the search, the more.
+    /// Returns the accepted gap in seconds: it grows with the search.
     fn slack(&self) -> f64 {
         match self.nodes {
             nodes if nodes < PATIENCE[0] => 0.0,
@@ -376,7 +376,7 @@ impl Search {
         }
     }
 
-    /// Gives the items of a kind from `item` on a choice not before `choice`: alike items need no other order.
+    /// Gives items of a kind choices in rising order, from `item` and `choice` on: equal items need no other order.
     fn spread(&mut self, kind: usize, item: usize, choice: usize, time: f64, memory: f64) {
         self.nodes += 1;
         let n_items = self.kinds[kind].items.len();
@@ -384,7 +384,7 @@ impl Search {
             self.go(kind + 1, time, memory);
             return;
         }
-        // What those behind it take at the least: they are alike.
+        // Lower bounds of the remaining items of the kind: their share of its sums, as all are equal.
         let behind = (n_items - item - 1) as f64 / n_items as f64;
         let (own, next) = (self.rest[kind], self.rest[kind + 1]);
         let (least_time, least_memory) = (behind * (own.0 - next.0), behind * (own.1 - next.1));
@@ -435,7 +435,7 @@ mod tests {
             let picked = pick(&items.iter().cloned().collect(), limit, 0.0, NODES);
             assert_eq!(picked.as_ref().map(|picked| picked.time), brute);
             assert_eq!(picked.map(|picked| picked.lower_bound), brute);
-            // What is near the best says so.
+            // The search ends with a gap and reports it.
             let many: Items = (0..40).map(|_| (0..3).map(choice_of(&mut next)).collect()).collect();
             let (exact, near) = (pick(&many, 3.0 * limit, 0.0, NODES), pick(&many, 3.0 * limit, 2.0, NODES));
             assert_eq!(exact.is_some(), near.is_some());

@@ -1,4 +1,4 @@
-//! The lines of blocks that several grids of a strategy cut stages from, with the states of each and the memory plans over them.
+//! Orders of the blocks that several grids of a strategy cut stages from, with the states of each and the memory plans over them.
 //!
 //! Grids climb from few lines, mostly the model's own order. At most [`LINES`] are kept, O(blocks + values) each beside its plans.
 
@@ -12,11 +12,11 @@ use crate::{
 /// The most lines that are kept at a time.
 const LINES: usize = 16;
 
-/// Lines by their blocks; all questions are about the same blocks and values.
+/// States and memory plans by order; all questions are about the same blocks and values.
 pub(crate) struct Lines(Memo<Vec<usize>, (Rc<States>, Rc<MemoryPlans>)>);
 
 impl Lines {
-    /// Asks something of a scorer over a line, on the devices of another scorer.
+    /// Calls `ask` with a scorer over an order of blocks, on the devices of another scorer.
     pub(crate) fn with<T>(&self, scorer: &Scorer, line: &[usize], ask: impl FnOnce(&Scorer) -> T) -> T {
         let make = || (Rc::new(States::line(scorer.problem, line.to_vec())), Rc::default());
         let (states, memory_plans) = self.0.get(line.to_vec(), make);

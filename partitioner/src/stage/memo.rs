@@ -1,7 +1,7 @@
 //! The memo table of the planner: results of a function by its arguments.
 //!
-//! For functions of which a search asks a few arguments out of far too many to compute a table beforehand. Behind a `RefCell`, because
-//! a search that only reads its problem fills it. A hash map: O(1) a look-up; a table that is full begins anew.
+//! For functions that a search calls with a few of far too many arguments to fill a table beforehand. Behind a `RefCell`, so that
+//! a search that only borrows its problem can fill it. A hash map: O(1) a look-up; a full table is emptied.
 
 use std::{cell::RefCell, collections::HashMap, hash::Hash};
 
@@ -18,12 +18,12 @@ impl<K: Eq + Hash, V: Clone> Memo<K, V> {
         Self { results: RefCell::default(), most }
     }
 
-    /// Returns the result for these arguments, which is computed where nobody asked before.
+    /// Returns the result for these arguments; computes it on the first call.
     pub(crate) fn get(&self, key: K, compute: impl FnOnce() -> V) -> V {
         self.get_if(key, |_| true, |_| compute())
     }
 
-    /// Returns the result for these arguments; one that is not good enough is recomputed, knowing what was found before.
+    /// Returns the result for these arguments; computes it again if it is not good enough, from the earlier one.
     pub(crate) fn get_if(
         &self,
         key: K,
@@ -50,11 +50,11 @@ impl<K: Eq + Hash, V: Clone> Default for Memo<K, V> {
     }
 }
 
-/// Values that differ, numbered: what is no key of a hash map has a number that is one.
+/// Numbers distinct values that cannot be keys of a hash map.
 pub(crate) struct Numbers<T>(RefCell<Vec<T>>);
 
 impl<T> Numbers<T> {
-    /// Returns the number of a value, the latest first in a search through all: O(values).
+    /// Returns the number of a value, searching from the latest: O(values).
     pub(crate) fn of(&self, is_same: impl Fn(&T) -> bool, make: impl FnOnce() -> T) -> usize {
         let values = &mut *self.0.borrow_mut();
         values.iter().rposition(is_same).unwrap_or_else(|| {
@@ -84,7 +84,7 @@ mod tests {
             });
             assert_eq!(square, key * key);
         }
-        // 3 and 4; 5 finds the table full, and 3 is asked for again.
+        // Computed for 3, 4, 5, and again for 3: the table was full at 5.
         assert_eq!(n_computed, 4);
     }
 

@@ -4,10 +4,10 @@ use schema::RecomputeUnit;
 
 use crate::stage::memo::Memo;
 
-/// The most stages of which is kept what they recompute: some 10 MB.
+/// The most stages whose memory plans are kept: some 10 MB.
 const MEMORY_PLANS: usize = 30_000;
 
-/// The blocks that a stage recomputes and offloads, with the time that takes and the memory that is left in use.
+/// The blocks that a stage recomputes and offloads, the seconds that this takes, and the bytes that the stage then holds.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryPlan {
     pub(crate) seconds: f64,
@@ -32,19 +32,20 @@ pub(crate) struct Saving {
     pub(crate) seconds_per_byte: f64,
 }
 
-/// What stages over one list of states recompute and offload, with the optimality gap of the search; `None` where they do not fit.
+/// Memo table: what stages over one list of states recompute and offload, with the optimality gap of the search; `None` if they
+/// do not fit.
 pub(crate) struct MemoryPlans {
     /// By states and conditions.
     pub(crate) by_states: Memo<((usize, usize), Conditions), Found>,
-    /// By kinds of blocks and conditions, blocks being positions in the stage: stages of repeated layers are the same many times.
+    /// By kinds of blocks and conditions, with blocks as positions in the stage: stages of repeated layers share an entry.
     pub(crate) by_kinds: Memo<(Vec<u32>, Conditions), Found>,
 }
 
-/// A choice with its optimality gap.
+/// A memory plan with its optimality gap.
 pub(crate) type Found = (Option<MemoryPlan>, f64);
 
-/// All that a choice depends on but blocks: micro-batches in flight, whether they wait for the weights' gradients, whether memory is
-/// counted from below; and limit, speed, fixed memory and host bandwidth to the bit.
+/// All that a memory plan depends on besides the blocks: micro-batches in flight, whether the backward pass is split, whether
+/// memory is underestimated; and limit, speed, fixed memory and host bandwidth by their bits.
 pub(crate) type Conditions = ((usize, bool, bool), [u64; 4]);
 
 impl Default for MemoryPlans {

@@ -1,4 +1,4 @@
-//! What a run of devices gives each stage on it: speed, memory, links, the group that sums gradients.
+//! What a device run gives each stage on it: speed, memory, links, the group that sums gradients.
 
 use std::rc::Rc;
 
@@ -11,25 +11,25 @@ use crate::{
     },
 };
 
-/// Which links join a stage to its neighbours, whose devices a solver does not know yet.
+/// Which links are assumed between a stage and its neighbours, whose devices a solver does not know yet.
 ///
-/// Where all links are alike, all answers are the same.
+/// If all links are alike, so are all variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Neighbours {
-    /// Those between devices that stand next to each other.
+    /// Links between adjacent devices.
     Adjacent,
-    /// The slowest that a neighbour as large as the stage would need.
+    /// The slowest link that a neighbour as large as the stage would need.
     Wide,
-    /// The fastest of the machine: a bound from below.
+    /// The fastest link of the machine: gives a lower bound.
     Fastest,
-    /// Each replica's own, in a grid of equal stages.
+    /// Each replica's own link, in a grid of equal stages.
     Paired,
 }
 
-/// Seconds a byte takes over what joins two devices, and the level whose ports it takes.
+/// Seconds for each byte over a link, and the level whose ports it uses.
 pub(crate) type Wire = (f64, usize);
 
-/// What a run of devices brings to every stage on it: looked up once for the many that a solver tries there.
+/// What a device run gives every stage on it: computed once for the many stages that a solver tries there.
 pub(crate) struct Place {
     pub(crate) run: Run,
     /// Speed of the slowest device.
@@ -40,11 +40,11 @@ pub(crate) struct Place {
     pub(crate) host: f64,
     /// Bytes a second of the first device's memory.
     pub(crate) memory_bandwidth: f64,
-    /// Who adds up gradients.
+    /// The group that sums gradients.
     group: Option<Group>,
-    /// What joins devices to those before and behind them, each pair that differs.
+    /// Distinct pairs of links of a device: to the device before and to the one behind.
     pub(crate) wires: Vec<(Wire, Wire)>,
-    /// The slowest of what joins each replica to its own of the stage before, and of the stage behind.
+    /// The slowest link from a replica to its counterpart in the stage before, and in the stage behind.
     pub(crate) slowest: (Option<MachineLevel>, Option<MachineLevel>),
 }
 
@@ -74,7 +74,7 @@ impl Place {
         }
     }
 
-    /// Tells whether a stage takes the same on either.
+    /// Tells whether every stage costs the same on both.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         let numbers = |place: &Self| [place.speed, place.limit, place.host, place.memory_bandwidth];
         numbers(self) == numbers(other)
@@ -83,7 +83,7 @@ impl Place {
             && self.wires == other.wires
     }
 
-    /// Seconds a byte takes at the least to what is behind, of each micro-batch.
+    /// Least seconds of a micro-batch for each byte sent to the stage behind.
     pub(crate) fn sending(&self) -> f64 {
         self.wires.iter().map(|(_, after)| after.0).fold(0.0, f64::max) / self.run.count as f64
     }
@@ -94,7 +94,7 @@ impl Place {
     }
 }
 
-/// What the runs of devices of one machine bring, for one kind of neighbours: a place for each run that is asked about.
+/// Memo table of the device runs of one machine, for one kind of neighbours.
 #[derive(Default)]
 pub(crate) struct DeviceRuns {
     places: Memo<Run, Rc<Place>>,
@@ -102,12 +102,12 @@ pub(crate) struct DeviceRuns {
 }
 
 impl DeviceRuns {
-    /// Returns what a run brings.
+    /// Returns the place of a device run.
     pub(crate) fn place(&self, machine: &Machine, neighbours: Neighbours, run: Run) -> Rc<Place> {
         self.places.get(run, || Rc::new(Place::new(machine, neighbours, run)))
     }
 
-    /// Returns a number that all places have on which stages take the same.
+    /// Returns a number that is equal for places on which every stage costs the same.
     pub(crate) fn kind(&self, place: &Rc<Place>) -> usize {
         self.kinds.of(|other| other.is_like(place), || Rc::clone(place))
     }
@@ -117,10 +117,10 @@ fn slowest(levels: impl Iterator<Item = MachineLevel>) -> Option<MachineLevel> {
     levels.min_by(|a, b| a.bandwidth.0.total_cmp(&b.bandwidth.0))
 }
 
-/// Returns what joins each device of a run to those before and behind it, once each.
+/// Returns the distinct pairs of links from a device of a run to those before and behind it.
 fn wires(machine: &Machine, neighbours: Neighbours, run: Run) -> Vec<(Wire, Wire)> {
     let n_devices = machine.devices.len();
-    // None between turns on one device.
+    // No link between chunks on one device.
     let wire = |one: Option<usize>, other: Option<usize>| match (one, other) {
         (Some(one), Some(other))
             if one < n_devices
@@ -146,7 +146,7 @@ fn wires(machine: &Machine, neighbours: Neighbours, run: Run) -> Vec<(Wire, Wire
         )],
         Neighbours::Fastest => {
             let fastest = machine.least_seconds_per_byte();
-            // On several levels, two neighbours may be joined by ports of their own.
+            // With several levels, the two neighbours may be behind different ports.
             vec![((fastest, 0), (fastest, usize::from(machine.levels.len() > 1)))]
         }
         Neighbours::Paired => {

@@ -4,10 +4,10 @@
 //! activations of the micro-batches in flight, the largest workspace, and buffers for transfers.
 //!
 //! Blocks are chosen exactly, by a knapsack for each size of the largest recomputed block; if a stage is the unit
-//! (`RecomputeUnit::Stage`) all of it is recomputed or nothing. A recomputed block keeps its inputs, and
-//! exists once in full while its backward pass runs. An offloaded block is copied out behind the stage's forward pass and back before its
-//! backward pass while the device waits (`Pinned` of the simulator): one micro-batch of it is on the device at a time, all in flight if
-//! the backward pass is split.
+//! (`RecomputeUnit::Stage`) all of it is recomputed or nothing. A recomputed block keeps its inputs, and all of its activations
+//! exist once while its backward pass runs. An offloaded block is copied out behind the stage's forward pass and back before its
+//! backward pass while the device waits (`Pinned` of the simulator): one micro-batch of it is on the device at a time, all in
+//! flight if the backward pass is split.
 
 use std::rc::Rc;
 
@@ -24,10 +24,10 @@ use crate::stage::{
 /// Optimality gap, as a share of the stage's time, at which the knapsack stops.
 const NEAR: f64 = 1e-4;
 
-/// What may become of a block's activations.
+/// The choices for a block's activations.
 #[derive(Clone, Copy)]
 struct Choices {
-    /// Kept; of a block that is always computed again, that.
+    /// Kept; for a block that is always recomputed, recomputed.
     kept: Choice,
     /// Recomputed.
     recomputed: Option<Choice>,
@@ -43,7 +43,7 @@ impl Choices {
 }
 
 impl StageCosts<'_> {
-    /// Memory without activations.
+    /// Returns the bytes of a stage without activations.
     fn fixed(&self, start: usize, end: usize) -> f64 {
         let Self { scorer, place, in_flight, .. } = self;
         let parameters = scorer.parameters(start, end);
@@ -56,8 +56,8 @@ impl StageCosts<'_> {
         parameters * copies + self.gathered(start, end) + self.buffers(start, end, parameters)
     }
 
-    /// Where replicas share them out: parameters brought together for a pass, and gradients that are whole until they are shared out.
-    /// Those of two blocks at a time.
+    /// Returns the bytes that sharded replicas hold whole for a time: gathered parameters (ZeRO-3), and gradients before they are
+    /// reduce-scattered (ZeRO-2 and 3), of two blocks at once.
     fn gathered(&self, start: usize, end: usize) -> f64 {
         let (scorer, blocks) = (self.scorer, &self.scorer.problem.blocks);
         let kinds = match scorer.problem.training.sharding {
@@ -74,10 +74,10 @@ impl StageCosts<'_> {
         kinds * two.min(scorer.parameters(start, end))
     }
 
-    /// Values on their way, and gradients while replicas add them up.
+    /// Returns the bytes of values in transfer, and of a bucket while replicas sum it.
     ///
-    /// One is sent each way. The stage before may be one micro-batch ahead, and more where activations are not there yet; the
-    /// stage behind may have made every gradient that is still to be used.
+    /// One value is sent each way. The stage before may be one micro-batch ahead, or more if a value arrives before the stage
+    /// keeps it; the stage behind may have made all gradients of the micro-batches in flight.
     fn buffers(&self, start: usize, end: usize, parameters: f64) -> f64 {
         let (scorer, run, in_flight) = (self.scorer, self.place.run, self.in_flight as f64);
         let states = scorer.states;
@@ -86,7 +86,7 @@ impl StageCosts<'_> {
         let sent = states.crossing[end] + states.crossing_back[start];
         let back = states.crossing_back[end] * in_flight;
         let bucket = if run.count > 1 { parameters.min(schema::BUCKET.0 as f64) } else { 0.0 };
-        // Every replica of the stage before may be ahead; where their number is not known yet, all devices before are.
+        // Each replica of the stage before may be ahead; if their number is not known yet, all devices before are counted.
         let most = if scorer.is_bound { run.first.min(1) } else { run.first };
         let before = scorer.before.get(&run.first).copied().unwrap_or(most);
         let ahead = if scorer.rules.is_asynchronous { before.div_ceil(run.count) as f64 } else { 0.0 };
@@ -97,10 +97,10 @@ impl StageCosts<'_> {
     pub(crate) fn least_overhead(&self, start: usize, end: usize) -> Option<(f64, bool)> {
         let Self { scorer, place, in_flight, .. } = self;
         let (fixed, limit) = (self.fixed(start, end), place.limit);
-        // What is recomputed in any case: how much less that holds, and its seconds.
+        // Bytes saved and seconds spent by blocks that are always recomputed.
         let (saved, seconds) = self.in_any_case(start, end);
         let activations = scorer.all_activations(start, end) * *in_flight as f64 - saved;
-        // A bound that needs no list of blocks decides most stages.
+        // A bound that needs no list of blocks decides for most stages.
         if fixed + activations + scorer.bytes.largest_workspace <= limit {
             return Some((seconds, scorer.bytes.always.is_empty()));
         }
@@ -110,7 +110,7 @@ impl StageCosts<'_> {
         Some((seconds + self.least_time_to_save(start, end, fixed + activations - limit), false))
     }
 
-    /// Returns the bytes that blocks which are always recomputed hold less, and the seconds that they take once more.
+    /// Returns the bytes that always recomputed blocks save, and the seconds that this takes.
     fn in_any_case(&self, start: usize, end: usize) -> (f64, f64) {
         let Self { scorer, place, in_flight, .. } = self;
         let is_by_block = scorer.problem.training.recompute_unit.is_block();
@@ -180,7 +180,7 @@ impl StageCosts<'_> {
             if has(RecomputePolicy::Never) {
                 return (None, 0.0);
             }
-            // The bound forgives what is there once more.
+            // For a lower bound the second copy during the backward pass is not counted.
             let once_more: f64 = blocks.iter().map(|&block| scorer.once_more(block)).sum();
             let once_more = if scorer.is_bound { 0.0 } else { once_more };
             let kept = scorer.kept_by_stage(start, end, &blocks) * *in_flight as f64;
@@ -200,7 +200,7 @@ impl StageCosts<'_> {
         (plan, gap)
     }
 
-    /// Searches the fastest choice for some blocks, which the plan names by their position, beside bytes that no choice changes.
+    /// Searches the fastest memory plan of some blocks, by their positions in the stage, beside bytes that no choice changes.
     fn search(&self, blocks: &[usize], (fixed, workspace): (f64, f64), limit: f64) -> Found {
         let Self { scorer, place, in_flight, .. } = self;
         let work: f64 = blocks.iter().map(|&block| scorer.problem.blocks[block].seconds()).sum();
@@ -217,7 +217,7 @@ impl StageCosts<'_> {
         (plan.map(|plan| MemoryPlan { memory: fixed + workspace + plan.memory, ..plan }), search.gap)
     }
 
-    /// Scores a stage with blocks that somebody else chose to recompute and to offload, whether it fits or not.
+    /// Scores a stage with given blocks to recompute and to offload, whether it fits or not.
     pub(crate) fn score_given(
         &self,
         start: usize,
@@ -241,7 +241,7 @@ impl StageCosts<'_> {
         };
         let memory = self.fixed(start, end) + scorer.workspace(&blocks) + once_more + kept;
         let copied: f64 = offload.iter().map(|&index| scorer.activations(index)).sum();
-        // Copies beside compute are the simulator's to time.
+        // The simulator times copies that run beside compute.
         let copying = if scorer.copies == 1 { 2.0 * copied / place.host } else { 0.0 };
         let plan = MemoryPlan {
             seconds: scorer.forward(recompute) / place.speed + copying,
@@ -255,7 +255,7 @@ impl StageCosts<'_> {
 }
 
 impl Scorer<'_> {
-    /// Bytes of a micro-batch that wait before a stage and are no part of what its blocks keep.
+    /// Returns the bytes of a micro-batch's inputs that wait before a stage and that its blocks do not keep.
     fn early(&self, start: usize, end: usize) -> f64 {
         let (states, training) = (self.states, &self.problem.training);
         let is_by_block = training.recompute && training.recompute_unit.is_block();
@@ -267,7 +267,7 @@ impl Scorer<'_> {
         (states.crossing[start] - kept).max(0.0)
     }
 
-    /// Bytes of a micro-batch that a stage keeps which is recomputed as one: what it is given, and what stays in any case.
+    /// Returns the bytes of a micro-batch that a stage keeps if all of it is recomputed: its inputs, and what is never dropped.
     fn kept_by_stage(&self, start: usize, end: usize, blocks: &[usize]) -> f64 {
         let given = self.states.crossing[start] - self.early(start, end);
         given + blocks.iter().map(|&block| self.bytes.stays[block]).sum::<f64>()
@@ -283,7 +283,7 @@ impl Scorer<'_> {
         held[end] - held[start]
     }
 
-    /// Returns what recomputing and offloading blocks saves, the cheapest bytes first.
+    /// Returns the memory that recomputing and offloading blocks saves, the least seconds a byte first.
     fn find_savings(&self, in_flight: usize, rates: (f64, f64)) -> Vec<Saving> {
         let mut savings = Vec::new();
         for index in 0..self.problem.blocks.len() {
@@ -298,7 +298,7 @@ impl Scorer<'_> {
             if let Some(&first) = choices.first() {
                 push(first);
             }
-            // What brings more than the cheaper one costs more for the rest.
+            // The second choice replaces the first: only what it saves more counts, at its additional time.
             if let [first, second] = choices[..]
                 && second.0 > first.0
             {
@@ -331,14 +331,14 @@ impl Scorer<'_> {
 
     /// Micro-batches of an offloaded block that are on the device at once.
     fn copies_held(&self, in_flight: usize) -> usize {
-        // What came back for the inputs' gradient stays for the weights'.
+        // After the input gradient, activations that came back stay for the weight gradient.
         if self.rules.in_flight.is_split() { in_flight } else { self.copies.min(in_flight) }
     }
 
-    /// Bytes of the largest block that is recomputed, which exists once in full: all that may be asked for, the least first.
+    /// Returns the sizes that the largest recomputed block may have, ascending: it exists once in full.
     fn recomputed_sizes(&self, blocks: &[usize]) -> Vec<f64> {
         let mut sizes = vec![0.0];
-        // The bound forgives the largest block.
+        // A lower bound does not count the largest block.
         if self.problem.training.recompute && !self.is_bound {
             let is_less = |block: &&usize| self.bytes.inputs[**block] < self.activations(**block);
             sizes.extend(blocks.iter().filter(is_less).map(|&block| self.once_more(block)));
@@ -352,7 +352,8 @@ impl Scorer<'_> {
         sizes
     }
 
-    /// Bytes of a block that are there once more while its backward pass runs: all but what has stayed.
+    /// Returns the bytes of a recomputed block that exist once while its backward pass runs: all but those that are never
+    /// dropped.
     fn once_more(&self, block: usize) -> f64 {
         self.activations(block) - self.problem.blocks[block].kept.0 as f64
     }
@@ -380,7 +381,7 @@ impl Scorer<'_> {
         blocks.iter().map(|&block| self.problem.blocks[block].forward.0).sum()
     }
 
-    /// Returns what may become of a block's activations.
+    /// Returns the choices for a block's activations.
     fn choices(&self, index: usize, in_flight: usize, (speed, host): (f64, f64)) -> Choices {
         let (in_flight_factor, held) = (in_flight as f64, self.copies_held(in_flight) as f64);
         let training = &self.problem.training;
@@ -408,17 +409,17 @@ impl Scorer<'_> {
     }
 }
 
-/// Searches for what a stage recomputes and offloads.
+/// Searches the memory plan of a stage.
 ///
-/// How large the largest block recomputed may be is decided first: a range of sizes is halved unless no choice in it, blocks up to
-/// the largest size open and memory for the smallest, can be better than what is known.
+/// Branches first on the size of the largest recomputed block. A range of sizes is pruned if its relaxation, with blocks up to
+/// its largest size open and memory for its smallest, is no better than the best plan; else it is halved.
 struct Search<'a> {
     scorer: &'a Scorer<'a>,
     blocks: &'a [usize],
     choices: Vec<Choices>,
     /// Bytes for activations, the largest block recomputed among them.
     room: f64,
-    /// Seconds of the stage without what it does again.
+    /// Seconds of the stage without recomputation.
     work: f64,
     /// Optimality gap of the knapsacks so far, as a share of the work: non-zero where one hit its node limit.
     gap: f64,
@@ -466,7 +467,7 @@ impl Search<'_> {
         self.open(largest).map(|mut choices| least(&mut choices)).sum::<f64>() > room
     }
 
-    /// Seconds that no choices take less than, as far as a price of memory tells.
+    /// Lower bound of the seconds of any choice: the Lagrangian relaxation at a price of memory.
     fn least(&self, room: f64, largest: f64, price: f64) -> f64 {
         let of = |choices: &mut dyn Iterator<Item = Choice>| {
             choices.map(|choice| choice.time + price * choice.memory).fold(f64::INFINITY, f64::min)
@@ -476,8 +477,8 @@ impl Search<'_> {
         sum * (1.0 - 1e-9) - price * room
     }
 
-    /// Picks where no block larger than `largest` is recomputed; memory is that of activations alone. Also tells what memory is
-    /// worth.
+    /// Picks a choice where no block larger than `largest` is recomputed; `room` is for activations alone. Also returns the price
+    /// of memory.
     fn pick(&mut self, room: f64, largest: f64) -> Option<(MemoryPlan, f64)> {
         let mut items = Items::default();
         self.open(largest).for_each(|choices| items.push(choices));

@@ -7,7 +7,7 @@ pub(crate) fn rank_of(schedule: Schedule, stage: usize, n_ranks: usize) -> usize
     schedule.rank_of(stage as u32, n_ranks as u32) as usize
 }
 
-/// Returns what there is for each of the stages that a rank holds.
+/// Returns the items of the stages that a rank holds.
 pub(crate) fn of_rank<T>(
     stages: &[T],
     schedule: Schedule,

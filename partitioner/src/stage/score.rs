@@ -50,11 +50,11 @@ pub struct StageScore {
     pub limit: f64,
     /// Blocks that are recomputed.
     pub recompute: Vec<usize>,
-    /// What of them is recomputed at a time.
+    /// Whether they are recomputed block by block, or the stage at once.
     pub recompute_unit: RecomputeUnit,
     /// Blocks whose saved activations are offloaded.
     pub offload: Vec<usize>,
-    /// Whether all of this was asked for, so that memory decided nothing.
+    /// Whether the choice was given, so that memory decided nothing.
     pub is_as_asked: bool,
     /// What bounds it.
     pub bound_by: BoundBy,
@@ -82,7 +82,7 @@ pub(crate) fn total(overlaps: bool, compute: f64, sync: f64, transfer: f64) -> f
     if overlaps { compute.max(sync).max(transfer) } else { compute + sync + transfer }
 }
 
-/// What the schedule means for stages.
+/// The rules of a schedule that decide what stages cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Whether replicas synchronise after every round, and old versions of the parameters are kept.

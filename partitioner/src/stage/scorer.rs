@@ -1,8 +1,8 @@
-//! What a stage costs, whichever devices it stands on: the problem, the states between which stages lie, the rules of a schedule.
+//! What a stage costs, on any devices: the problem, the states between which stages lie, the rules of a schedule.
 //!
-//! `costs` puts it on a device run. Three memo tables belong to it: the least that stages hold and the cheapest bytes to save, a list of
-//! all blocks for each number of micro-batches in flight (and each speed), and the times of stages, O(Q²) for each kind of device run.
-//! Two are shared between scorers: device runs by those on one machine, memory plans by those over one list of states.
+//! `costs` applies it to a device run. It owns three memo tables: least bytes held, and cheapest bytes to save, both O(blocks)
+//! for each number of micro-batches in flight (and speed); and the times of stages, O(Q²) for each kind of device run. Two are
+//! shared between scorers: device runs by those on one machine, memory plans by those over one list of states.
 
 use std::{cell::Cell, collections::HashMap, rc::Rc};
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// The most states of which times are kept, and where all stages have as many micro-batches in flight.
+/// The most states for which stage times are kept: in general, and if all stages have as many micro-batches in flight.
 const STATES: [usize; 2] = [512, 1024];
 
 /// Scores stages of one problem over one list of states.
@@ -33,23 +33,24 @@ pub(crate) struct Scorer<'a> {
     pub(crate) memory_plans: Rc<MemoryPlans>,
     /// Least bytes of activations before each state, whatever is recomputed, by micro-batches in flight.
     pub(crate) least_held: Memo<usize, Rc<Vec<f64>>>,
-    /// What recomputing and offloading blocks saves, the cheapest first, by micro-batches in flight, speed and host bandwidth.
+    /// Memory that recomputing and offloading blocks saves, the cheapest first, by micro-batches in flight, speed and host
+    /// bandwidth.
     pub(crate) savings: Memo<(usize, [u64; 2]), Rc<Vec<Saving>>>,
     /// Times of stages by kind of device run: without a memory limit, and within memory for a number of micro-batches in flight.
     times: Memo<(usize, Option<usize>), Rc<TimeTable>>,
-    /// Micro-batches of an offloaded block that are on the device at once: one where copies wait for each other.
+    /// Micro-batches of an offloaded block that are on the device at once: one if the device waits for copies.
     pub(crate) copies: usize,
-    /// Whether memory is to be counted from below: a stage that does not fit then fits in no way.
+    /// Whether memory is underestimated: a stage that does not fit then never fits.
     pub(crate) is_bound: bool,
-    /// Whether a device's next pass waits for all of its gradients' sum, and not for the last bucket's alone.
+    /// Whether a device's next pass waits for the sum of all of its gradients, and not of the last bucket alone.
     pub(crate) waits_for_sums: bool,
-    /// Replicas of the stage before, by a stage's first device, where they are known.
+    /// Replicas of the stage before, by a stage's first device, if known.
     pub(crate) before: HashMap<usize, usize>,
-    /// Versions of its weights that a stage keeps, by its first device, where they are not one for each micro-batch in flight.
+    /// Weight versions of a stage, by its first device; one for each micro-batch in flight if absent.
     pub(crate) versions: HashMap<usize, u32>,
-    /// Whether replicas share the optimizer's step out.
+    /// Whether replicas shard the optimizer's step.
     pub(crate) shares_updates: bool,
-    /// Micro-batches between two updates of a stage at the least; one of each replica where that is more.
+    /// Least micro-batches between two updates of a stage; the number of its replicas if that is larger.
     pub(crate) period: usize,
     /// Optimality gap of the recompute knapsack as a share of the stage's work: non-zero if its search hit the node limit.
     pub(crate) gap: Cell<f64>,
@@ -82,7 +83,7 @@ impl<'a> Scorer<'a> {
         }
     }
 
-    /// Returns what scores stages over other states of the same problem, on the same devices.
+    /// Returns a scorer over other states of the same problem, on the same devices.
     pub(crate) fn over<'b>(&self, states: &'b States) -> Scorer<'b>
     where
         'a: 'b,
@@ -111,7 +112,7 @@ impl<'a> Scorer<'a> {
         self.problem.ties.iter().filter(is_shared).map(|tie| tie.parameters.0 as f64).sum()
     }
 
-    /// Returns what a run of devices brings.
+    /// Returns the place of a device run.
     pub(crate) fn place(&self, run: Run) -> Rc<Place> {
         self.runs.place(&self.problem.machine, self.rules.neighbours, run)
     }

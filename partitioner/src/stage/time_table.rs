@@ -1,11 +1,11 @@
 //! A table of stage times by start and end state, for solvers that ask for the same stage many times.
 //!
-//! In a grid of equal stages most device runs are alike: a stage's time there depends on its states and the micro-batches in flight
-//! alone. One table for each kind of run, filled as stages are asked for: O(Q²) numbers at worst, a row for each start.
+//! In a grid of equal stages most device runs are alike: a stage's time depends on its states and the micro-batches in flight
+//! alone. One table for each kind of run, filled on demand: O(Q²) numbers at worst, a row for each start.
 
 use std::cell::RefCell;
 
-/// Seconds by start and end; 0 where nobody asked.
+/// Seconds by start and end; 0 if not computed yet.
 pub(crate) struct TimeTable(RefCell<Vec<Vec<f64>>>);
 
 impl TimeTable {

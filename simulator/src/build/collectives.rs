@@ -1,4 +1,4 @@
-//! Collectives: who takes part over which links, FSDP's gathers, tensor-parallel all-reduces.
+//! Collectives: their members and links, FSDP's gathers, tensor-parallel all-reduces.
 
 use std::{collections::BTreeMap, rc::Rc};
 
@@ -12,7 +12,7 @@ use crate::{
     workload::Sharding,
 };
 
-/// Programs that agree on something, and what joins their devices.
+/// Programs that take part in a collective, and the links between their devices.
 pub(super) struct Team {
     /// The programs.
     pub(super) members: Rc<[usize]>,
@@ -27,11 +27,11 @@ pub(super) struct Team {
 /// The directions of a team's links that a message uses.
 #[derive(Clone, Copy)]
 pub(super) enum Ways {
-    /// From each to the next.
+    /// From each member to the next.
     Both,
-    /// Away from them.
+    /// From members to servers.
     Out,
-    /// To them.
+    /// From servers to members.
     In,
 }
 
@@ -47,10 +47,10 @@ impl Builder<'_> {
         let parts =
             collective::parts(Collective::AllGather, self.workload.sync.algorithm, bytes, &team.group);
         self.count_sent(Collective::AllGather, bytes, &team, 1);
-        // What is gathered is what every member has stepped.
+        // A gather waits until every member has run its optimizer step.
         let mut ahead: Vec<(TaskId, i64)> =
             team.members.iter().filter_map(|member| self.stepped[*member]).map(|step| (step, 0)).collect();
-        // The gather may run beside the pass before this one: it starts with that.
+        // The gather may run beside the pass before this one: it starts with that pass.
         ahead.extend(self.computed[program].last().map(|pass| {
             let kernels = self.kernels_of(*pass);
             (kernels, -i64::try_from(self.step.graph.duration(kernels)).unwrap_or(i64::MAX))
@@ -61,9 +61,9 @@ impl Builder<'_> {
         waits.push((gather, 0));
     }
 
-    /// ZeRO-2 and FSDP: adds up a micro-batch's gradients and shares them out, beside what is computed next.
+    /// ZeRO-2 and FSDP: reduce-scatters a micro-batch's gradients beside the next passes.
     ///
-    /// Those of the last micro-batch before an update go in buckets with it.
+    /// Those of the last micro-batch before an update are summed in buckets.
     pub(super) fn scatter_after(&mut self, program: usize, op: Op, pass: TaskId) {
         if self.workload.sync.sharding < Sharding::Gradients {
             return;
@@ -76,7 +76,7 @@ impl Builder<'_> {
         self.count_sent(Collective::ReduceScatter, bytes, &team, 1);
         let work = Work::Scatter { op: Op { joined: false, ..op } };
         let label = Label { program, stream: Stream::Collective, work };
-        // Gradients are there layer by layer: it begins with the pass and ends no earlier.
+        // Gradients appear layer by layer: the reduce-scatter begins with the pass and ends no earlier.
         let kernels = self.kernels_of(pass);
         let early = self.step.graph.duration(kernels).min(parts.total());
         let early = i64::try_from(early).unwrap_or(i64::MAX);
@@ -103,7 +103,7 @@ impl Builder<'_> {
         };
         let (mut count, mut bytes) = (0_u32, 0_u64);
         for op in std::iter::once(op).chain(partner) {
-            // Weight gradients need no exchange: the inputs' gradient does it.
+            // Only the input gradient needs an exchange, not the weight gradient.
             let inside = self.workload.stages[self.model_stage(op.stage)].tensor_parallel;
             if let Some(inside) = inside.filter(|_| op.kind != Kind::WeightGradient) {
                 count = count.saturating_add(inside.per_pass);
@@ -116,7 +116,7 @@ impl Builder<'_> {
         let devices = peers.iter().copied().chain([self.workload.devices[program]]).collect();
         let devices = self.machine.around(devices);
         let Some(group) = group(self.machine, &devices) else { return kernels };
-        // A parameter server does not stand inside a layer.
+        // Inside layers a parameter server is replaced by the fastest algorithm.
         let algorithm = match self.workload.sync.algorithm {
             Algorithm::ParameterServer { .. } => Algorithm::Fastest,
             algorithm => algorithm,
@@ -134,7 +134,7 @@ impl Builder<'_> {
         let task = self.push(label, parts.total(), vec![(kernels, 0)]);
         let ports = self.ring_ports(&devices);
         self.flow(task, parts.latency, parts.transfer, &ports);
-        // The pass waits, and so does what comes after it.
+        // The pass waits for the all-reduces, and so do later passes.
         self.tail[program][Stream::Compute as usize] = task;
         task
     }
@@ -154,7 +154,7 @@ impl Builder<'_> {
         1 + self.workload.peers.get(program).map_or(0, |peers| peers.len() as u64)
     }
 
-    /// Adds a collective behind what its members' collective streams do; its bytes share the ports of a ring.
+    /// Adds a collective behind its members' collective streams; its bytes share the ports of a ring.
     ///
     /// `acting` are the members that this task stands for.
     pub(super) fn collective(
@@ -175,7 +175,7 @@ impl Builder<'_> {
         task
     }
 
-    /// Adds a collective that nothing but its waits holds back.
+    /// Adds a collective that waits for its given waits alone.
     pub(super) fn message(
         &mut self,
         label: Label,
@@ -192,7 +192,7 @@ impl Builder<'_> {
         }
         let n = team.ring.len();
         let used: Vec<usize> = match team.places.get(&self.workload.devices[label.program]) {
-            // Each member's own part of a collective is a task of its own: out of its device, and into it.
+            // Each member's part of a collective is a task: bytes out of its device, and into it.
             Some(own) if acting.len() < team.members.len() => {
                 let mut own = vec![2 * own, (2 * own + n - 1) % n];
                 own.sort_unstable();
@@ -231,7 +231,7 @@ impl Builder<'_> {
         self.teams[stage].clone()
     }
 
-    /// The programs that share a stage out with one of them, as a team; `None` for fewer than two devices.
+    /// Returns the team of programs that shard a stage together with this one; `None` for fewer than two devices.
     pub(super) fn sharers(&mut self, program: usize, stage: usize) -> Option<Rc<Team>> {
         let members = Rc::clone(&self.members[stage]);
         let size = self.workload.sync.sharers(members.len());

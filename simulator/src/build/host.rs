@@ -38,12 +38,12 @@ impl Builder<'_> {
             Kind::InputGradient | Kind::Backward => {
                 let mut before = vec![(self.copied_out[self.cell(op.stage, op.micro_batch)], 0)];
                 let stream = if let Some(depth) = depth {
-                    // So many buffers: the copy may run beside the passes that use the others.
+                    // With `depth` buffers the copy may run beside the passes that use the others.
                     let done = &self.computed[program];
                     before.extend(done.len().checked_sub(depth as usize).map(|idx| (done[idx], 0)));
                     Stream::CopyIn
                 } else {
-                    // What a blocking copy waits for, the stream waits for.
+                    // The stream of a blocking copy takes over its waits.
                     before.append(waits);
                     Stream::Compute
                 };

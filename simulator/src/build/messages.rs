@@ -1,11 +1,11 @@
-//! What is sent of a stage's gradients in one go: buckets, layers, slices.
+//! The messages of a stage's gradients: buckets, layers, slices.
 
 use crate::workload::{Layer, Stage, Sync};
 
 /// Most messages of a stage in a step; beyond it, they are made larger.
 pub(super) const MAX_MESSAGES: u64 = 16_384;
 
-/// What is sent of a stage's gradients in one go.
+/// Gradients of a stage that are sent at once.
 pub(super) struct Message {
     pub(super) bytes: u64,
     /// Backward work that is still to be done when the gradients exist, of `whole`.

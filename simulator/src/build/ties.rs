@@ -1,4 +1,4 @@
-//! Parameters that several stages hold: their gradients are added up across the stages.
+//! Tied parameters: their gradients are summed across the stages that hold them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Builder<'_> {
-    /// Adds the gradients of tied parameters up at the end of a step.
+    /// Sums the gradients of tied parameters at the end of a step.
     pub(super) fn add_up_ties(&mut self, synced: &mut BTreeMap<usize, Vec<TaskId>>) {
         let workload = self.workload;
         for (nth, tie) in workload.ties.iter().enumerate() {
@@ -38,7 +38,7 @@ impl Builder<'_> {
 
     /// Counts a gradient of a pipeline without a flush to the ties of its stage; the last one of an update sends them.
     ///
-    /// The last stage has its own long before the first: nobody waits for these sums, which are used when they are there.
+    /// The last stage has its gradients long before the first: no pass waits for these sums, which are applied when they arrive.
     pub(super) fn count_ties(&mut self, stage: usize, op: Op, task: TaskId) {
         let workload = self.workload;
         for (nth, tie) in workload.ties.iter().enumerate().filter(|(_, tie)| tie.stages.contains(&stage)) {
@@ -56,8 +56,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Sends a program's gradients of the ties of its stage in its own time, where nothing is beside its passes: behind its last
-    /// pass of an update. As with what stages send each other, receiving takes no time, and nobody waits for the sums.
+    /// Sends a program's gradients of the ties of its stage behind its last pass of an update, in compute time, if the machine
+    /// overlaps nothing. As for transfers between stages, receiving takes no time, and no pass waits for the sums.
     pub(super) fn send_ties(&mut self, program: usize, stage: usize, op: Op) {
         let workload = self.workload;
         for (nth, tie) in workload.ties.iter().enumerate().filter(|(_, tie)| tie.stages.contains(&stage)) {
@@ -76,7 +76,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Returns the micro-batches of a tie's update that one belongs to: as many as of the stage that updates most often.
+    /// Returns the micro-batches of a tie's update that contains a micro-batch: the tie updates as often as its most frequent
+    /// stage.
     fn round_of_tie(&self, tie: &Tie, op: Op) -> Range<usize> {
         let replicas = tie.stages.iter().filter_map(|stage| self.members.get(*stage));
         let fewest = replicas.map(|members| members.len()).min().unwrap_or(1);
@@ -89,7 +90,7 @@ impl Builder<'_> {
         self.collective(label, parts, &team.members, team, waits)
     }
 
-    /// What one sum of a tie's gradients takes, and its label for the first of its team.
+    /// Returns the duration of one sum of a tie's gradients, and its label for the first of its team.
     fn sum_of_tie(&self, nth: usize, team: &Team) -> (Parts, Label) {
         let tie = &self.workload.ties[nth];
         let algorithm = self.workload.sync.algorithm;

@@ -1,4 +1,4 @@
-//! Updates: replicas agree on gradients, the optimizer steps.
+//! Updates: gradient sums and the optimizer's step.
 //!
 //! Once, at the end of a step; in a pipeline without a flush every few micro-batches, in the middle of the order.
 //! Gradients go in buckets behind the backward that makes them (DDP, Horovod), after it, or layer by layer over a
@@ -27,7 +27,7 @@ pub(super) struct Round {
     /// Its micro-batches that are through, and all that it has in this round.
     done: usize,
     share: usize,
-    /// Whether it has done its share and waits for its stage's other programs to do theirs.
+    /// Whether it has done its share and waits for the other programs of its stage.
     pub(super) waits: bool,
 }
 
@@ -46,8 +46,8 @@ impl Builder<'_> {
 
     /// Counts a micro-batch of a pipeline without a flush; the last one of an update updates the stage.
     ///
-    /// Nobody who has done its share begins another pass before that: PipeDream's workers add up their gradients at the end
-    /// of a backward pass, and step at once.
+    /// A program that has done its share begins no pass before the update: PipeDream's workers sum their gradients at the end of
+    /// a backward pass and step at once.
     pub(super) fn count_gradient(&mut self, program: usize, op: Op, task: TaskId) {
         let Some(updates) = self.workload.updates else { return };
         let stage = self.model_stage(op.stage);
@@ -91,7 +91,7 @@ impl Builder<'_> {
         first..(first + every).min(self.n_micro_batches)
     }
 
-    /// Sync of some stages' gradients: what each program's optimizer waits for.
+    /// Sums some stages' gradients; adds the tasks that each program's optimizer waits for.
     fn sync(&mut self, stages: Range<usize>, synced: &mut BTreeMap<usize, Vec<TaskId>>) {
         let sync = self.workload.sync;
         let most = self.most_messages();
@@ -114,7 +114,7 @@ impl Builder<'_> {
             for (nth, message) in messages(&self.workload.stages[stage], sync, most).into_iter().enumerate() {
                 let parts = collective::parts(what, sync.algorithm, message.bytes, group);
                 self.count_sent(what, message.bytes, &team, members.len());
-                // A replica without a micro-batch has nothing to add, but needs the sum.
+                // A replica without a micro-batch contributes nothing, but needs the sum.
                 let waits =
                     members.iter().filter_map(|program| self.gradients_exist(*program, stage, &message));
                 let waits: Vec<(TaskId, i64)> = waits.collect();
@@ -151,8 +151,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Sync of a stage whose programs share out in groups: each group adds up and shares out, then what each of its members has is
-    /// added up with what its like in the other groups have.
+    /// Sums a stage's gradients for programs that shard in groups: reduce-scatter inside each group, then an all-reduce of each
+    /// member's shard with its counterparts in the other groups.
     fn sync_in_groups(&mut self, stage: usize, team: &Team, synced: &mut BTreeMap<usize, Vec<TaskId>>) {
         let sync = self.workload.sync;
         let size = sync.sharers(team.members.len());
@@ -180,7 +180,7 @@ impl Builder<'_> {
             let Some(across) = &across else { continue };
             let share = message.bytes.div_ceil(size as u64);
             let parts = collective::parts(Collective::AllReduce, sync.algorithm, share, &across.group);
-            // Each member of the first group adds up with its like in the others.
+            // Each member of the first group sums its shard with its counterparts.
             for _ in 0..size {
                 self.count_sent(Collective::AllReduce, share, across, across.members.len());
             }
@@ -214,7 +214,8 @@ impl Builder<'_> {
         self.step.queued.push(Queued { task, queue, rank });
     }
 
-    /// Tells whether a device waits for sums of gradients as it does for its sends, without a flush: nothing is beside compute.
+    /// Tells whether a device waits for gradient sums as for its sends, in a pipeline without a flush on a machine without
+    /// overlap.
     fn is_serial(&self) -> bool {
         self.workload.updates.is_some() && self.machine.sends == Sends::Blocking
     }
@@ -255,7 +256,8 @@ impl Builder<'_> {
         self.stale[program].swap_remove(at);
         let duration = u128::from(self.kernel_time(program, op));
         for (task, before, whole) in &self.updates[stage] {
-            // Passes are not interrupted here: beginning late by what stands before the layer ends at the same time.
+            // Passes are not interrupted in this model: a pass that begins late by the work before the layer ends at the same
+            // time.
             let early = duration * u128::from(*before) / u128::from((*whole).max(1));
             waits.push((*task, -i64::try_from(early).unwrap_or(i64::MAX)));
         }
@@ -267,7 +269,7 @@ impl Builder<'_> {
             Sharding::Replicated => 1,
             _ => builder.workload.sync.sharers(builder.members[stage].len()) as u64,
         };
-        // Where layers are sent by themselves, they come back updated.
+        // Layers that are sent one by one come back updated.
         let is_updated = |builder: &Self, stage: usize| !builder.updates[stage].is_empty();
         let time: u64 = stages
             .iter()
@@ -285,7 +287,7 @@ impl Builder<'_> {
         self.stepped[program] = Some(step);
     }
 
-    /// Each replica has stepped its share of the parameters; now everybody needs all of them before it goes on.
+    /// Gathers the parameters, of which each replica has updated its shard, before anything else runs.
     fn gather_after(&mut self, program: usize) {
         let stages: Vec<usize> = self.last_gradient[program].iter().map(|(stage, _)| *stage).collect();
         for stage in stages {

@@ -1,5 +1,5 @@
-//! A plan's execution as numbers: how replicas agree, what they share out, what waits in host memory, and which
-//! devices cut layers among them. Says what it assumes, and refuses what would be a guess.
+//! A plan's execution as numbers: gradient sync, sharding, offload, tensor parallelism. Notes its assumptions, and refuses to
+//! guess.
 
 use schema::{CollectiveKind, Execution, OffloadMode, ShardingLevel, SyncOrder};
 
@@ -38,7 +38,7 @@ pub(super) fn offload(choices: &Execution) -> Result<Offload, PlanError> {
     })
 }
 
-/// Says that a second copy of the model takes the times of the first, where its stages stand on devices of another type.
+/// Notes that a second copy of the model takes the times of the first, if its stages are on devices of another type.
 pub(super) fn note_second_copy(parts: &PlanParts, notes: &mut Vec<String>) {
     let type_of = |device: &usize| parts.devices[*device].type_;
     let types: Vec<_> = parts.stages.iter().map(|stage| stage.devices.first().map(type_of)).collect();
@@ -49,7 +49,7 @@ pub(super) fn note_second_copy(parts: &PlanParts, notes: &mut Vec<String>) {
     }
 }
 
-/// When weights change while micro-batches are on their way.
+/// Returns when weights change while micro-batches are in flight.
 pub(super) fn updates(
     parts: &PlanParts,
     options: &PlanOptions,
@@ -280,7 +280,7 @@ fn estimate(parts: &PlanParts, idx: usize, degree: u32, stage: &mut Stage) {
     stage.tensor_parallel = Some(exchange(parts, idx));
 }
 
-/// What a group would exchange in a pass: Megatron's two all-reduces for each block that has parameters to cut.
+/// Returns the exchange of a group in a pass: Megatron's two all-reduces for each block with parameters.
 fn exchange(parts: &PlanParts, idx: usize) -> TensorParallel {
     let layers = &parts.stages[idx].layers;
     if layers.is_empty() {

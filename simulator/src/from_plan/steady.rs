@@ -25,7 +25,7 @@ impl PlannedStep {
         }
         let m = self.shape.micro_batches;
         let n_devices: u32 = self.rank_devices.iter().map(|devices| devices.len() as u32).sum();
-        // Until every stage has met its slowest neighbour; then as long as it takes until the same replicas meet again.
+        // Until every stage has waited for its slowest neighbour; then until the same replicas meet again.
         let settled = (2 * n_devices).div_ceil(m) + 1;
         let round =
             self.rank_devices.iter().fold(1, |round, devices| least_common(round, devices.len() as u64));
@@ -46,8 +46,8 @@ impl PlannedStep {
     }
 }
 
-/// How long some steps take, and in them each program computes and sums gradients, each port is busy, and each rank
-/// computes and waits for its own sums.
+/// Makespan of some steps, and in them the time that each program computes and sums gradients, that each port is busy, and that
+/// each rank computes and waits for its own sums.
 struct Run {
     makespan: u64,
     busy: Vec<u64>,
@@ -56,7 +56,7 @@ struct Run {
 impl Run {
     fn of(step: &StepGraph, planned: &PlannedStep) -> Self {
         let PlannedStep { machine, rank_devices: ranks, workload, .. } = planned;
-        // Nothing is computed while what others have stepped is gathered, unless layers are sent by themselves.
+        // No pass runs during a gather, unless layers are sent one by one.
         let stops_to_gather = workload.sync.mode.slice().is_none();
         let n_programs = ranks.iter().map(Vec::len).sum();
         // A longer run may use further ports: they stand last.
@@ -101,7 +101,7 @@ impl Run {
             let programs = first..first + devices.len();
             first = programs.end;
             let computes = busy[programs.clone()].iter().copied().max().unwrap_or(0);
-            // The last one to be through waits for the sum alone; the others for it, too.
+            // The last replica to finish waits for the sum alone; the others wait for that replica, too.
             let least = |nth: usize| waits[programs.clone()].iter().filter_map(|waits| waits.get(nth)).min();
             let n_updates = waits[programs.clone()].iter().map(Vec::len).max().unwrap_or(0);
             busy[2 * n_programs + rank] = computes + (0..n_updates).filter_map(least).sum::<u64>();
@@ -109,7 +109,7 @@ impl Run {
         Self { makespan: ends.into_iter().max().unwrap_or(0), busy }
     }
 
-    /// What a longer run adds: a slow stage may not yet have held up the others, but it will.
+    /// Returns the time that a longer run adds: also by its busiest part, which may not have delayed the others yet, but will.
     fn beyond(&self, shorter: &Self) -> u64 {
         let busy =
             self.busy.iter().zip(&shorter.busy).map(|(longer, shorter)| longer.saturating_sub(*shorter));

@@ -5,11 +5,11 @@
 /// The peaks of the usual schedules; Narayanan et al. 2019 and 2021, Qi et al. 2024.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InFlight {
-    /// As many as devices from here to the end share: 1F1B. At most this many.
+    /// As many as the devices from here to the end share: 1F1B. At most this many.
     UntilEnd(u32),
     /// All of a step: GPipe.
     All(u32),
-    /// As many wherever the stage is: chunks of interleaved schedules.
+    /// The same number at every stage: chunks of interleaved schedules.
     Depth(u32),
     /// The same where the backward pass is split: zero-bubble keeps activations until the weight gradient.
     Split(u32),
@@ -17,7 +17,7 @@ pub enum InFlight {
     SplitUntilEnd(u32),
     /// The same in the order of DualPipeV on so many ranks: one less for those on the way to the last rank.
     DualPipeV(u32),
-    /// No more than this, nobody knows by formula how many: orders that are searched for the costs.
+    /// At most this number, for searched orders, which have no formula.
     SplitAtMost(u32),
 }
 
@@ -45,7 +45,7 @@ impl InFlight {
         }
     }
 
-    /// Tells whether it is the same for all stages.
+    /// Tells whether the number is the same for all stages.
     pub fn is_level(self) -> bool {
         !matches!(self, Self::UntilEnd(_) | Self::SplitUntilEnd(_) | Self::DualPipeV(_))
     }

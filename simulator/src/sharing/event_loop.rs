@@ -1,4 +1,4 @@
-//! The event loop: what happens next, and what it releases.
+//! The event loop: the next event, and the tasks that it releases.
 
 mod kernels;
 
@@ -32,19 +32,19 @@ struct Running {
     left: f64,
     rate: f64,
     since: u64,
-    /// Which of its predicted ends is still true.
+    /// Number of the latest prediction of its end; events of earlier ones are void.
     version: u32,
 }
 
 impl Running {
-    /// Goes on at another rate; returns the time from now until so much is left, and the prediction's version.
+    /// Changes the rate; returns the time from now until `until` is left, and the prediction's version.
     fn go_on(&mut self, rate: f64, now: u64, until: f64) -> (u64, u32) {
         self.left = (self.left - self.rate * (now - self.since) as f64).max(0.0);
         self.since = now;
         self.rate = rate;
         self.version += 1;
         let time = ((self.left - until).max(0.0) / rate).ceil();
-        // What would take centuries ends the simulation's clock, not the process.
+        // A time of centuries saturates instead of overflowing.
         (if time < 9e18 { time as u64 } else { u64::MAX >> 2 }, self.version)
     }
 }
@@ -58,12 +58,12 @@ struct Queue {
     n_came: u64,
 }
 
-/// What happens next; at one moment in this order, so that a free link sees all that came.
+/// Events; those of one moment are handled in this order, so that a free link sees all messages that have come.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// A flow may have drained.
     Drained { flow: u32, version: u32 },
-    /// A program's kernels may have come so far.
+    /// A program's kernels may have reached the work that another task waits for.
     Computed { program: u32, version: u32 },
     /// A flow's latency is over.
     Flowing { flow: u32 },
@@ -152,7 +152,7 @@ impl<'a> Simulation<'a> {
     }
 
     pub(super) fn run(mut self) -> Times {
-        // Collected first: a start may release others at once.
+        // Collected first: the start of a task may release others at once.
         let roots: Vec<TaskId> =
             (0..self.graph.len() as TaskId).filter(|task| self.open[*task as usize] == 0).collect();
         for task in roots {
@@ -224,7 +224,7 @@ impl<'a> Simulation<'a> {
         self.affected = affected;
     }
 
-    /// A task has all that it waits for.
+    /// All waits of a task are over.
     fn arrive(&mut self, task: TaskId, now: u64) {
         match self.queued_of.get(task as usize).map(|idx| self.step.queued.get(*idx as usize)) {
             Some(Some(queued)) => {
@@ -255,7 +255,7 @@ impl<'a> Simulation<'a> {
         let flow = self.flow_of[task as usize];
         self.join(task, now, true);
         if flow != NONE {
-            // A message may have waited for the one before it with a part of its latency already gone.
+            // A message that waited for the one before it may have spent a part of its latency meanwhile.
             let latency = self.step.flows[flow as usize].latency;
             let flowing = self.ready_at[task as usize].saturating_add(latency);
             self.at(flowing.max(now), Event::Flowing { flow });
@@ -272,7 +272,7 @@ impl<'a> Simulation<'a> {
         // A pass that a part of others' work was enough for may have begun before they were known to end.
         let end = self.ready_at[task as usize].saturating_add(duration).max(now);
         self.at(end, Event::Ended { task });
-        // A negative lag lets others start before the end: what they wait for is known now.
+        // A negative lag lets others start before the end, which is known now.
         self.release(task, end, now, true);
     }
 

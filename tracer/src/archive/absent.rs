@@ -1,4 +1,4 @@
-//! Tensors of a model that was traced without its weights: what the archive holds of them are stand-ins.
+//! Tensors of a model that was traced without its weights: the archive holds stand-ins for them.
 //!
 //! A stand-in has the tensor's sizes over a short piece of memory that all of them share. Here each becomes a tensor that
 //! fills memory of its own, densely, whose bytes lie nowhere.
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use crate::program::{Tensor, dense_strides};
 
-/// Takes their numbers from the tensors at these paths. Those that were one tensor stay one.
+/// Removes the numbers of the tensors at these paths. Paths that shared one tensor still do.
 pub(super) fn forget(tensors: &mut [Tensor], paths: &BTreeSet<String>) {
     for tensor in tensors.iter_mut().filter(|tensor| paths.contains(&tensor.path)) {
         let Some(storage) = &mut tensor.storage else { continue };

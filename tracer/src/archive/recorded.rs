@@ -264,7 +264,7 @@ pub(super) fn traced_inputs(
         return Ok(None);
     }
     let bytes = records.read(RECORD)?;
-    // A convenience of torch: what is odd in it does not stop the reading.
+    // torch wrote the record for convenience only: a malformed one does not stop the reading.
     let Ok(pickle) = Pickle::read(RECORD, &bytes) else { return Ok(None) };
     let Object::Dict(methods) = pickle.get(pickle.root) else { return Ok(None) };
     let forward = methods.iter().find(|(name, _)| pickle.get(*name) == &Object::Str("forward"));

@@ -34,7 +34,7 @@ pub fn read_archive(bytes: &[u8]) -> Result<Program, TraceError> {
 ///
 /// # Errors
 ///
-/// As [`read_archive`]; what cannot be read counts as not being there.
+/// As [`read_archive`]; unreadable parts are treated as absent.
 pub fn read_archive_at(bytes: &dyn Bytes) -> Result<Program, TraceError> {
     if let Some(error) = other::recognise_file(bytes) {
         return Err(error);

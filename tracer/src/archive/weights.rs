@@ -32,7 +32,7 @@ pub fn read_tensors(bytes: &[u8]) -> Result<Vec<Tensor>, TraceError> {
 ///
 /// # Errors
 ///
-/// As [`read_tensors`]; what cannot be read counts as not being there.
+/// As [`read_tensors`]; unreadable parts are treated as absent.
 pub fn read_tensors_at(bytes: &dyn Bytes) -> Result<Vec<Tensor>, TraceError> {
     if safetensors::is_safetensors(bytes) {
         return safetensors::read(bytes);

@@ -120,7 +120,7 @@ impl<'a> Records<'a> {
         if !is_there {
             return Err(wrong("it reaches past the end of the file".to_owned()));
         }
-        // What is stored is as long as it was; packing makes nothing much longer.
+        // A stored record is as long as its content; compression lengthens none by much.
         let most = if method == CompressionMethod::Stored { size } else { size + size / 8 + 1024 };
         if method == CompressionMethod::Stored && packed != size {
             return Err(wrong(format!("the directory says {size} bytes, there are {packed}")));

@@ -217,7 +217,7 @@ fn escape(input: &str) -> Parsed<'_, u8> {
     }
 }
 
-/// A run of digits and letters, for messages about what was found.
+/// A run of digits and letters, to quote the found text in messages.
 pub(crate) fn word(input: &str) -> &str {
     let run: Parsed<'_, &str> = take_while1(name_rest)(input);
     match run {

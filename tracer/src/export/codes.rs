@@ -5,7 +5,7 @@ use crate::program::DType;
 /// The layout of dense tensors.
 pub(super) const STRIDED: u32 = 7;
 
-/// Returns the type that a number stands for; `None` for those that are not read.
+/// Returns the type that a number stands for; `None` for unsupported ones.
 pub(super) fn dtype(code: u32) -> Option<DType> {
     Some(match code {
         1 => DType::UInt8,

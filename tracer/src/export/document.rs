@@ -1,7 +1,7 @@
 //! The parts of `models/NAME.json` that are read: the graph, its signature, and the sizes of every value.
 //!
-//! Unions are objects with one key. Fields that are not named here are skipped; a key of a union that is not named here is an error,
-//! for what it means is unknown. Everything stands in the order of torch's own `torch/_export/serde/schema.py`.
+//! Unions are objects with one key. Unnamed fields are skipped; an unnamed key of a union is an error, for its meaning is
+//! unknown. The order is that of torch's own `torch/_export/serde/schema.py`.
 
 use std::collections::BTreeMap;
 

@@ -377,11 +377,11 @@ impl<'d> Reader<'d> {
         if path.is_empty() { "the root".to_owned() } else { format!("`{path}`") }
     }
 
-    /// Opens and closes calls until those are open that a node stands in.
+    /// Opens and closes calls until the open ones are those of a node's stack.
     fn enter(&mut self, node: &'d GivenNode) -> Result<(), TraceError> {
         let stack = node.metadata.nn_module_stack.as_deref();
         let Some(mut frames) = stack.and_then(|stack| frames(stack, &self.known)) else {
-            // Written back at the end, by nobody's call; arithmetic on sizes stays where it stands.
+            // A write-back at the end belongs to no call; arithmetic on sizes stays in the open one.
             if stack.is_none() && node.target.starts_with("torch.ops.aten.copy_.") {
                 self.close(0);
             }
@@ -435,7 +435,7 @@ impl<'d> Reader<'d> {
         }
     }
 
-    /// Writes out what runs under `torch.no_grad()`: what comes in carries no gradient.
+    /// Inlines the region under `torch.no_grad()`: its inputs carry no gradient.
     fn gradient_region(
         &mut self,
         node: &'d GivenNode,
@@ -508,14 +508,14 @@ impl<'d> Reader<'d> {
         Ok(Operand::Value(output))
     }
 
-    /// Returns what is recorded of a value.
+    /// Returns the recorded type of a value.
     fn recorded_of(&self, value: ValueId) -> Option<TensorType> {
         let producer = self.program.values[value.index()].producer?;
         let at = self.program.nodes[producer.index()].outputs.iter().position(|output| *output == value)?;
         self.recorded[producer.index()].outputs.get(at)?.clone()
     }
 
-    /// Writes out what runs under autocast, where that is switched off.
+    /// Inlines the region under autocast, if autocast is switched off in it.
     fn autocast_region(
         &mut self,
         node: &'d GivenNode,
@@ -710,7 +710,7 @@ impl<'d> Reader<'d> {
         Ok((operator, arguments))
     }
 
-    /// Takes down what an operator says of its module's mode.
+    /// Records the training mode of an operator's module, if the operator has a flag for it.
     fn note_training(&mut self, node: &GivenNode) {
         let flag = node.inputs.iter().find_map(|input| match (input.name.as_str(), &input.arg) {
             ("training" | "train", Given::AsBool(flag)) => Some(*flag),
@@ -723,7 +723,7 @@ impl<'d> Reader<'d> {
         }
     }
 
-    /// Returns what is passed.
+    /// Returns the operand of an argument.
     fn operand(&self, given: &Given, names: &Names<'d>) -> Result<Operand, TraceError> {
         let named = |name: &str| {
             names
@@ -897,7 +897,7 @@ impl<'d> Reader<'d> {
         }
     }
 
-    /// Finds out what calls are given and what they return: what is made outside and read inside, and the other way round.
+    /// Finds the inputs and outputs of calls: values made outside and read inside, and the other way round.
     fn wires(&mut self) {
         let program = &self.program;
         let n_calls = program.calls.len();

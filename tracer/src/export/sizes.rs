@@ -1,7 +1,7 @@
-//! Sizes that an exported program leaves open: what its inputs may measure, and what follows from those that are given.
+//! Sizes that an exported program leaves open: the range of its inputs' sizes, and sizes that follow from given ones.
 //!
 //! The file writes a size as sympy prints it. torch hands that text to `sympify`, which evaluates Python; here it is parsed, and
-//! what is not understood is a size that is not known.
+//! a text that the parser does not know is an unknown size.
 
 use std::collections::HashMap;
 
@@ -45,7 +45,7 @@ pub enum Size {
     Number(u64),
     /// Left open: an index into [`OpenSizes::symbols`].
     Symbol(usize),
-    /// Computed from those that are left open, and what it is in the example.
+    /// An expression of open sizes, and its value in the example.
     Computed(Expression, Option<u64>),
 }
 
@@ -249,7 +249,7 @@ impl Symbol {
     }
 }
 
-/// Parses what sympy prints; what is odd in it is [`Expression::Unknown`].
+/// Parses the text that sympy prints; unknown parts are [`Expression::Unknown`].
 fn parse(text: &str, symbol: &mut dyn FnMut(&str) -> usize) -> Expression {
     if text.len() > MAX_TEXT {
         return Expression::Unknown;
@@ -277,7 +277,7 @@ impl<'t> Parser<'t, '_> {
         }
         if function == "Symbol" {
             let name = self.quoted()?;
-            // What is assumed of it is of no interest.
+            // Assumptions about the symbol are skipped.
             while self.eat(',') {
                 self.word()?;
                 if !self.eat('=') {

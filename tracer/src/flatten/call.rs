@@ -396,7 +396,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         Ok(bound)
     }
 
-    /// Walks what was forked as if it stood here: what runs beside the rest gives the same.
+    /// Walks a forked function inline: running it beside the rest gives the same result.
     fn forked(
         &mut self,
         function: usize,
@@ -423,7 +423,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         })
     }
 
-    /// Tells whether something is what a `fork` gave that was not followed.
+    /// Tells whether an operand is the future of a `fork` that was not followed.
     fn is_future(&self, operand: &Operand) -> bool {
         let Operand::Value(value) = operand else { return false };
         let producer = self.values[value.index()].producer;

@@ -1,7 +1,7 @@
 //! Lists that the code changes in place: `torch.append(l, x)`.
 //!
-//! As long as it is known what a list holds, its name stands for the items and a change leaves no node behind. Before an
-//! operator or a statement that stays whole changes the list, it becomes a node's value.
+//! While the items of a list are known, its name stands for them and a change leaves no node behind. Before an operator or a
+//! statement that stays whole changes the list, it becomes a node's value.
 
 use super::{Bound, Flattener, Frame, opaque::mutated_name, types};
 use crate::{

@@ -214,11 +214,11 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
         self.notes.push(Note { text, path, span, node });
     }
 
-    /// Turns what a name stands for into an operand.
+    /// Returns the operand that a bound name stands for.
     fn operand(&mut self, bound: Bound, place: (usize, &str)) -> Result<Operand, TraceError> {
         match bound {
             Bound::Operand(operand) | Bound::Named(_, operand) => Ok(operand),
-            // What can be done with a class or function besides calling it, is to pass it on.
+            // A class or function can be called or passed on; here it is passed on.
             Bound::Global(name) => Ok(Operand::Constant(Constant::Str(name))),
             Bound::Module(module) => {
                 let path = &self.modules.modules[module.index()].path;

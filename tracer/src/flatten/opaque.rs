@@ -27,7 +27,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             self.spend(&operand)?;
             arguments.push(Argument { name: Some(word.to_owned()), operand });
         }
-        // What it changes, and what is empty and so has no type of its own, is a value.
+        // Lists that the statement changes become values, and so do empty ones, which have no type of their own.
         let is_empty = |name: &&str| matches!(frame.names.get(*name), Some(Bound::Operand(Operand::List(items))) if items.is_empty());
         let empty: Vec<&'a str> = uses.reads.iter().map(|(name, _)| *name).filter(is_empty).collect();
         for name in uses.writes.iter().copied().chain(empty) {
@@ -125,7 +125,7 @@ struct Uses<'a> {
     /// Names with the attributes that follow them.
     reads: IndexSet<(&'a str, Vec<&'a str>)>,
     writes: IndexSet<&'a str>,
-    /// Names in what is written to in place.
+    /// Names in targets of in-place writes.
     written_to: IndexSet<&'a str>,
     /// The names that a name is computed from: it may alias them.
     made_of: HashMap<&'a str, IndexSet<&'a str>>,

@@ -12,7 +12,7 @@ pub(super) enum Callee<'e, 'a> {
     Builtin(&'a str),
     /// `__torch__.a.b.f`: a free function or a class.
     Global(String),
-    /// `(x).forward`: a method of what the expression gives.
+    /// `(x).forward`: a method of an expression's result.
     Method(&'e Expr<'a>, &'a str),
     /// A name that the function has bound, or anything else.
     Bound,

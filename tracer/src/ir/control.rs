@@ -111,7 +111,7 @@ impl Lowering {
         Ok(())
     }
 
-    /// `aten::append(%l, %x)`: while it is known what a list holds, its name goes on with one item more.
+    /// `aten::append(%l, %x)`: while the items of a list are known, its name stands for them and one more.
     pub(super) fn append(&mut self, node: &IrNode) -> Result<(), IrError> {
         let [list, item] = node.inputs.as_slice() else { return self.operator(node) };
         let Operand::List(mut items) = self.operand(list)?.0 else { return self.operator(node) };

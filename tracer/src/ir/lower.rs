@@ -147,7 +147,7 @@ impl Lowering {
         self.bind(&output.name, Bound::Operand(operand, weight), output.span)
     }
 
-    /// What only a profiler sees is left out.
+    /// Operators for profilers are left out.
     fn mark(&mut self, node: &IrNode) -> Result<(), IrError> {
         let nothing = || Bound::Operand(Operand::default(), Weight::default());
         node.outputs.iter().try_for_each(|output| self.bind(&output.name, nothing(), output.span))
@@ -187,7 +187,7 @@ impl Lowering {
             // An attribute of something that is no module: keep it as an operator.
             return self.operator(node);
         };
-        // A loop's later rounds fetch again what one call's code fetches once.
+        // Only the first round of a loop counts: later ones fetch again an attribute that the code fetches once.
         if self.repeat.is_none() {
             self.calls.fetch(module, name);
         }

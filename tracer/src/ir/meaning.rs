@@ -37,7 +37,7 @@ pub fn lower_type(type_: &IrType) -> Type {
     }
 }
 
-/// Returns what is known about a tensor.
+/// Returns the printed type of a tensor.
 pub fn tensor_type(type_: &IrTensorType) -> TensorType {
     let sizes = |dims: &Vec<Dim>| {
         dims.iter()

@@ -30,7 +30,7 @@ struct Strings {
 
 impl Strings {
     fn add(&mut self, text: &str) -> u32 {
-        // What is shown must not turn its neighbours around.
+        // Text must not change the reading direction of its neighbours.
         let text = clean(text);
         if let Some(position) = self.known.get(text.as_ref()) {
             return *position;

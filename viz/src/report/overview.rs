@@ -118,7 +118,7 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
         let gap = (1.0 - bound.0 / step.0).max(0.0);
         let (figure, note) = match gap < PROVEN {
             true => ("0 %".to_string(), "proven, by the planner's objective".to_string()),
-            // Rounded up: what is promised holds.
+            // Rounded up, so that the bound holds as shown.
             false => (
                 format!("≤ {}", percent((1e3 * gap).ceil() / 1e3)),
                 format!("no plan is faster than {bound}"),

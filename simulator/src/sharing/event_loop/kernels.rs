@@ -8,7 +8,7 @@ use crate::event_graph::TaskId;
 pub(super) struct Kernels {
     running: Running,
     task: Option<TaskId>,
-    /// Tasks that a part of the work is enough for: what may be left then, largest last.
+    /// Tasks that wait for a part of the work only: the work that may be left then, largest last.
     early: Vec<(u64, TaskId)>,
     /// Collectives that the program takes part in now.
     collectives: u32,
@@ -37,11 +37,11 @@ impl Simulation<'_> {
         let Some(task) = kernels.task else { return };
         let rate = if kernels.collectives > 0 { 1.0 / self.slowdown } else { 1.0 };
         kernels.running.go_on(rate, now, 0.0);
-        // A fraction of a nanosecond may be left of what an event said is reached.
+        // A fraction of a nanosecond may be left at an event.
         let reached = |(left, _): &mut (u64, TaskId)| kernels.running.left < *left as f64 + 1e-6;
         if let Some((_, successor)) = kernels.early.pop_if(reached) {
             self.count_off(successor, now, now);
-            // What was released may have joined a collective.
+            // Released tasks may have joined a collective.
             return self.compute_on(program, now);
         }
         let kernels = &mut self.kernels[program];
