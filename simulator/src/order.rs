@@ -38,7 +38,8 @@ pub use self::{
     op::{Kind, Op},
     program::{Program, Regular},
     replicas::{for_replicas, replicated, round_robin},
-    schedule::{OrderError, Shape, make, make_for_costs, normalise},
+    row::Shape,
+    schedule::{OrderError, make, make_for_costs, normalise},
 };
 
 table::schedules! {

@@ -9,10 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use schema::{Seconds, Timeline};
-use simulator::{
-    Cost, Kept, Sharing,
-    order::{OrderError, Regular},
-};
+use simulator::{Cost, Kept, Sharing, order::OrderError};
 
 use crate::{
     failure::Failure,
@@ -122,7 +119,7 @@ impl Simulate {
         let kept = order::versions(schedule, ranks, micro_batches, self.execution.vertical_sync())?;
         // A regular schedule needs no order in memory, unless somebody wants to see it.
         let is_shown = self.timeline.is_some() || self.write_csv.is_some();
-        if let Some(program) = Regular::of(schedule, shape).filter(|_| !is_shown) {
+        if let Some(program) = schedule.regular(shape).filter(|_| !is_shown) {
             let mut answer = order::timed(schedule.name(), &program, &self.cost, self.as_torch, Vec::new())?;
             answer.versions = plan::versions(&kept);
             return order::print(&answer, &program, self.format, output);

@@ -2,7 +2,7 @@
 //!
 //! Ten million operations need no memory this way; [`crate::clock()`] times either form.
 
-use super::{Kind, Op, Order, Schedule, Shape, interleaved::Rounds};
+use super::{Kind, Op, Order, interleaved::Rounds};
 
 /// What each rank runs, operation by operation.
 pub trait Program {
@@ -82,21 +82,6 @@ pub struct Interleaved {
 }
 
 impl Regular {
-    /// Returns the program of a schedule where it is regular; nothing where only a written order has it, or the schedule does not run
-    /// that shape.
-    pub fn of(schedule: Schedule, shape: Shape) -> Option<Self> {
-        schedule.check(shape).ok()?;
-        let Shape { ranks, chunks, micro_batches } = shape;
-        match (schedule, chunks) {
-            (Schedule::GPipe, 1) => Some(Self::GPipe { ranks, micro_batches }),
-            (Schedule::OneForwardOneBackward, 1) => {
-                Some(Self::OneForwardOneBackward { ranks, micro_batches })
-            }
-            (Schedule::Interleaved1F1B, _) => Some(Self::interleaved(ranks, chunks, micro_batches)),
-            _ => None,
-        }
-    }
-
     /// Returns an interleaved program; micro-batches must be a multiple of the rounds, as `Schedule::check` says.
     pub fn interleaved(ranks: u32, chunks: u32, micro_batches: u32) -> Self {
         let rounds = Rounds::new(ranks, chunks, micro_batches);
@@ -195,8 +180,8 @@ mod tests {
     fn regular_schedules_are_those_that_are_written() {
         for schedule in crate::order::ALL {
             for (ranks, chunks, micro_batches) in [(1, 1, 3), (3, 1, 6), (4, 2, 8), (4, 1, 2), (2, 3, 4)] {
-                let shape = Shape { ranks, chunks, micro_batches };
-                let Some(program) = Regular::of(schedule, shape) else { continue };
+                let shape = crate::order::Shape { ranks, chunks, micro_batches };
+                let Some(program) = schedule.regular(shape) else { continue };
                 let order = make(schedule.name(), ranks, chunks, micro_batches).unwrap();
                 let times = |found: Result<crate::Clock, crate::ClockError>| found.unwrap();
                 let cost = crate::Cost { forward: 3, input_gradient: 4, weight_gradient: 2, hop: 1 };

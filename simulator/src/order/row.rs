@@ -1,7 +1,18 @@
 //! What a schedule is: everything that differs from one to the next, said in the schedule's own file.
 
-use super::{InFlight, Order, OrderError, Schedule, Shape};
+use super::{InFlight, Order};
 use crate::{cost::Cost, versions::Updates};
+
+/// How large an order is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Pipeline ranks.
+    pub ranks: u32,
+    /// Stages of one copy of the model on each rank.
+    pub chunks: u32,
+    /// Micro-batches of the step, over all copies of the model.
+    pub micro_batches: u32,
+}
 
 /// A schedule.
 pub(super) struct Row {
@@ -63,17 +74,6 @@ pub(super) enum Need {
     Ranks(&'static str),
     /// Another number of micro-batches: the rule in words, and the smallest legal number that is no smaller.
     MicroBatches(String, Option<u32>),
-}
-
-impl Need {
-    pub(super) fn of(self, schedule: Schedule, shape: Shape) -> OrderError {
-        match self {
-            Self::Ranks(rule) => OrderError::Ranks { schedule, rule, given: shape.ranks },
-            Self::MicroBatches(rule, smallest) => {
-                OrderError::MicroBatches { schedule, rule, given: shape.micro_batches, smallest }
-            }
-        }
-    }
 }
 
 /// Who shares the micro-batches of a step.

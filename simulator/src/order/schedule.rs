@@ -3,24 +3,13 @@
 use thiserror::Error;
 
 use super::{
-    ALL, InFlight, Order, Schedule,
-    row::{Chunks, Share, Terms},
+    ALL, InFlight, Order, Regular, Schedule,
+    row::{Chunks, Need, Shape, Share, Terms},
 };
 use crate::{cost::Cost, versions::Updates};
 
 /// The most operations that are made: a bound on memory, far above any real step.
 const MAX_OPS: u64 = 60_000_000;
-
-/// How large an order is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Pipeline ranks.
-    pub ranks: u32,
-    /// Stages of one copy of the model on each rank.
-    pub chunks: u32,
-    /// Micro-batches of the step, over all copies of the model.
-    pub micro_batches: u32,
-}
 
 /// Why an order cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -175,6 +164,20 @@ impl Schedule {
         u64::try_from((self.row().makespan)(&Terms::new(shape, cost))?).ok()
     }
 
+    /// Returns the schedule's program where it is regular; nothing where only a written order has it, or it does not run that shape.
+    pub fn regular(self, shape: Shape) -> Option<Regular> {
+        self.check(shape).ok()?;
+        let Shape { ranks, chunks, micro_batches } = shape;
+        match (self, chunks) {
+            (Schedule::GPipe, 1) => Some(Regular::GPipe { ranks, micro_batches }),
+            (Schedule::OneForwardOneBackward, 1) => {
+                Some(Regular::OneForwardOneBackward { ranks, micro_batches })
+            }
+            (Schedule::Interleaved1F1B, _) => Some(Regular::interleaved(ranks, chunks, micro_batches)),
+            _ => None,
+        }
+    }
+
     /// Checks a shape.
     ///
     /// # Errors
@@ -193,7 +196,12 @@ impl Schedule {
         if let Some(needed) = self.fixed_chunks().filter(|needed| *needed != chunks) {
             return Err(OrderError::Chunks { schedule: self, needed, given: chunks });
         }
-        (self.row().needs)(shape).map_err(|need| need.of(self, shape))
+        (self.row().needs)(shape).map_err(|need| match need {
+            Need::Ranks(rule) => OrderError::Ranks { schedule: self, rule, given: ranks },
+            Need::MicroBatches(rule, smallest) => {
+                OrderError::MicroBatches { schedule: self, rule, given: micro_batches, smallest }
+            }
+        })
     }
 }
 
