@@ -9,7 +9,6 @@ which other processes on the machine disturb least. Losses of both are compared 
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
@@ -27,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from sharded import CLUSTER, load_module
 from torchrun import ended, forked
 
 SOURCE = '''
@@ -66,22 +66,6 @@ PLANS = {
     "neox": (["query_key_value", "dense_h_to_4h"], ["attention.dense", "dense_4h_to_h"]),
     "bert": (["query", "key", "value", "intermediate.dense"], ["output.dense"]),
 }
-CLUSTER = """kind: cluster
-version: 1
-types:
-  slow: {memory: 60000000000, memory_bandwidth: 1.0e+12, peak: {float32: 1.0e+9}}
-devices:
-- {type: slow, count: 2}
-levels:
-- {name: link, bandwidth: 1.0e+12, latency: 1.0e-6}
-"""
-
-
-def load_module(path, name):
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def measured(model, ids, weight, steps):
@@ -100,7 +84,7 @@ def measured(model, ids, weight, steps):
 
 def compare(name, command, folder, steps):
     source, archive, out = folder / "models.py", folder / f"{name}.pt", folder / name
-    (folder / "cluster.yaml").write_text(CLUSTER)
+    (folder / "cluster.yaml").write_text(CLUSTER.replace("COUNT", "2"))
     source.write_text(SOURCE)
     ours = [command, "trace", f"{source}:{name}", "--input", "2x64:int64", "--seed", "0", "--python", sys.executable, "-o", str(archive)]
     asked = ["--cluster", str(folder / "cluster.yaml"), "--tensor-parallel", "2", "--sequence-parallel", "off", "--stages", "1"]

@@ -57,7 +57,7 @@ fn of(call: &Call<'_>) -> Option<&'static Own> {
 }
 
 /// Returns the sizes and types of an operator's results.
-pub(crate) fn infer(call: &Call<'_>) -> Result {
+fn infer(call: &Call<'_>) -> Result {
     (of(call).ok_or(Stop::Unknown)?.infer)(call)
 }
 
