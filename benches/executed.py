@@ -82,8 +82,8 @@ def main():
     HERE.mkdir(parents=True, exist_ok=True)
     wanted, variants = arguments.models.split(","), arguments.plans.split(",")
     split.trace(wanted, models())
-    (device,) = re.findall(r"^device: (\S+)", Path(arguments.cost_model).read_text(), re.MULTILINE)
-    cluster = split.CLUSTER.format(**split.loopback()).replace("type: cpu", f"type: {device}")
+    (device,) = re.findall(r"^device: (.+)$", Path(arguments.cost_model).read_text(), re.MULTILINE)
+    cluster = split.CLUSTER.format(**split.loopback()).replace("type: cpu", f'type: "{device}"')
     (HERE / "cluster.yaml").write_text(cluster)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     figures = {}
