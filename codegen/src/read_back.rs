@@ -357,7 +357,8 @@ fn check_weights(
 fn check_source(stage: &StageFiles, source: &str) -> Result<(), Fault> {
     let expected: String = stage.inputs.iter().map(|input| format!(", {}", input.name)).collect();
     let expected = format!("def forward(self{expected}):");
-    let found = source.lines().map(str::trim).find(|line| line.starts_with("def forward("));
+    // Classes of blocks stand in front of the stage.
+    let found = source.lines().map(str::trim).rfind(|line| line.starts_with("def forward("));
     if found != Some(expected.as_str()) {
         let found = found.unwrap_or("no forward").to_string();
         return Err(Fault::Signature { expected, found });

@@ -241,7 +241,7 @@ def folder(cases, model, old="", new=""):
         tables = {"PARAMETERS": parameters, "FROZEN": {}, "BUFFERS": buffers, "CONSTANTS": {}}
         head = "".join(f"{name} = {{{''.join(f'{key!r}: ({sizes}, torch.float64), ' for key, sizes in table.items())}}}\n" for name, table in tables.items())
         head += f"TIED = {{}}\n{'' if cuts is None else f'CUTS = {cuts!r}'}\n\n\n"
-        helpers = "\n\n".join(texts[name] for name in order).replace("stage_K", f"stage_{stage}").replace("_CONSTANTS_", "constants")
+        helpers = "BLOCKS = {}\n\n\n" + "\n\n".join(texts[name] for name in order).replace("stage_K", f"stage_{stage}").replace("_CONSTANTS_", "constants")
         init = "(self)" if cuts is None else "(self, shard=None)"
         made = f"\n\nclass Stage(Holder):\n    def __init__{init}:\n        super().__init__()\n"
         made += ("" if cuts is None else "        self.shard = shard or Shard()\n") + "        place_tensors(self)\n        self.train(True)\n"

@@ -5,6 +5,7 @@ use tracer::{Constant, Node, Operand, Program, Role, TensorId};
 
 use super::{
     arguments::{MEMORY_FORMAT, keyword},
+    scope::Scope,
     spelling::{Spelling, dtype_of_code, memory_format, operator, spelling},
 };
 use crate::{
@@ -16,7 +17,8 @@ use crate::{
 };
 
 /// Writes operands and calls of one stage.
-pub(crate) struct Writer<'p> {
+#[derive(Clone, Copy)]
+pub(super) struct Writer<'p> {
     pub program: &'p Program,
     pub names: &'p Names,
     pub kinds: &'p [Kind],
@@ -28,6 +30,8 @@ pub(crate) struct Writer<'p> {
     pub on_host: &'p std::collections::HashSet<tracer::ValueId>,
     /// Values that stand for others.
     pub folded: &'p Folded,
+    /// What this part of the stage calls things.
+    pub scope: &'p Scope,
 }
 
 /// The name space of what devices that share a layer do.
@@ -54,7 +58,26 @@ pub(crate) fn follows_device(node: &Node, on_host: &std::collections::HashSet<tr
         && !node.outputs.iter().any(|output| on_host.contains(output))
 }
 
-impl Writer<'_> {
+impl<'p> Writer<'p> {
+    /// Returns the same for another part of the stage.
+    pub fn within<'s>(&self, scope: &'s Scope) -> Writer<'s>
+    where
+        'p: 's,
+    {
+        Writer { scope, ..*self }
+    }
+
+    /// Returns the name of a value, whatever stands for it.
+    pub fn own_name(&self, value: tracer::ValueId) -> &str {
+        self.scope.values.get(&value).map_or_else(|| self.names.get(value), String::as_str)
+    }
+
+    /// Writes the way to a module.
+    pub fn module(&self, path: &str) -> String {
+        let steps: String = self.scope.inside(path).split('.').map(step).collect();
+        format!("self{steps}")
+    }
+
     /// Returns the right side of the line.
     pub fn call(&self, node: &Node, form: Form) -> String {
         let operator = match form {
@@ -359,7 +382,7 @@ impl Writer<'_> {
 
     /// Returns the name that the stage's code has for a value.
     pub fn name(&self, value: tracer::ValueId) -> &str {
-        self.names.get(self.folded.get(value))
+        self.own_name(self.folded.get(value))
     }
 
     /// `x[:, 2:5]` for the common forms of `aten::slice`.
@@ -403,14 +426,13 @@ impl Operands for Writer<'_> {
 
     fn tensor(&self, id: TensorId) -> String {
         let tensor = &self.program.tensors[id.index()];
-        if tensor.role == Role::Constant {
-            return format!("self.{}.{}", self.constants, constant_name(self.program, id));
+        match self.scope.tensors.get(&id) {
+            Some(name) => name.clone(),
+            None if tensor.role == Role::Constant => {
+                format!("self.{}.{}", self.constants, constant_name(self.program, id))
+            }
+            None => self.module(&tensor.path),
         }
-        let mut text = "self".to_string();
-        for part in tensor.path.split('.') {
-            text.push_str(&step(part));
-        }
-        text
     }
 
     fn quoted(text: &str) -> String {
@@ -476,6 +498,11 @@ const OF_MODULES: &[&str] = &[
     "zero_grad",
 ];
 
+/// Tells whether a name behind a dot is that of a module's child, and of nothing that modules have themselves.
+pub(crate) fn is_child(name: &str) -> bool {
+    is_identifier(name) && !OF_MODULES.contains(&name)
+}
+
 /// Writes one step of an attribute path: `.conv1`, `[0]`, `["block1-0"]`.
 fn step(name: &str) -> String {
     let is_index = !name.is_empty()
@@ -483,7 +510,7 @@ fn step(name: &str) -> String {
         && name.bytes().all(|b| b.is_ascii_digit())
         && (name == "0" || !name.starts_with('0'));
     match name {
-        _ if is_identifier(name) && !OF_MODULES.contains(&name) => format!(".{name}"),
+        _ if is_child(name) => format!(".{name}"),
         _ if is_index => format!("[{name}]"),
         _ => format!("[{}]", quoted(name)),
     }

@@ -10,8 +10,9 @@ class Holder(nn.Module):
 
 
 def _holder(root, path):
-    for name in path:
+    for depth, name in enumerate(path, 1):
         if name not in root._modules:
-            root._modules[name] = Holder()  # any name, also one that add_module refuses
+            kind = BLOCKS.get(".".join(path[:depth]), Holder)
+            root._modules[name] = kind()  # any name, also one that add_module refuses
         root = root._modules[name]
     return root

@@ -5,31 +5,36 @@
 
 mod arguments;
 mod call;
+mod forward;
+mod repeated;
+mod scope;
 mod spelling;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use operators::ShapeRule;
-use tracer::{Constant, NodeId, Operand, Program, Role, TensorId, ValueId};
+use tracer::{Program, Role, TensorId, ValueId};
 
 pub(crate) use self::{
     arguments::keyword,
-    call::{constant_name, follows_device},
+    call::{constant_name, follows_device, is_child},
+    repeated::may_be_class,
 };
 use call::Writer;
+use forward::{Text, forward};
+use repeated::Repeated;
+use scope::Scope;
 
 use crate::{
     allowed::is_foreign,
     content::Content,
     error::CutError,
     fold::Folded,
-    location,
     manifest::{About, Cuts, was_training},
     names::{Names, comment, python_quoted as quoted},
-    nodes::{Kind, is_in_place, kinds, leaves, rule_of, split, values_of},
-    opaque::{Function, functions},
-    operands::Operands,
-    pipeline::{Carried, Pipeline, Stage, Step},
+    nodes::{kinds, rule_of, split, values_of},
+    opaque::functions,
+    pipeline::{Pipeline, Stage, Step},
     safetensors,
     saving::{self, Segment},
 };
@@ -97,6 +102,7 @@ pub(crate) fn stage(
     let kinds = kinds(program);
     let on_host = on_host(program);
     let folded = Folded::new(program, stage, &kinds);
+    let scope = Scope::default();
     let writer = Writer {
         program,
         names,
@@ -105,6 +111,7 @@ pub(crate) fn stage(
         training,
         on_host: &on_host,
         folded: &folded,
+        scope: &scope,
     };
     let tied = tied_names(program, stage);
     let (segments, _) = saving::segments(program, index, stage, &folded, about);
@@ -140,11 +147,14 @@ pub(crate) fn stage(
         }
         out.push_str(")\n");
     }
+    let text = Text::new(writer, stage, &functions.own);
+    let repeated = Repeated::find(&text, &segments, cuts.is_some());
+    repeated.write(&mut out, &text);
     out.push_str("\n\nclass Stage(Holder):\n");
     out.push_str(&format!("    \"\"\"{}\"\"\"\n\n", comment(&describe(program, stage))));
     out.push_str(&shipped::init(cuts.is_some(), training));
     out.push('\n');
-    forward(&mut out, &writer, stage, &functions.own, &segments);
+    forward(&mut out, &text, &repeated, &segments);
 
     let mut tensors: Vec<(String, TensorId)> = Vec::new();
     for &id in &stage.tensors {
@@ -331,257 +341,4 @@ fn tables(
         out.push_str("}\n");
     }
     out.push_str("\n\n");
-}
-
-fn forward(
-    out: &mut String,
-    writer: &Writer<'_>,
-    stage: &Stage,
-    functions: &[(NodeId, String, Function)],
-    segments: &[Segment],
-) {
-    let program = writer.program;
-    let deaths = deaths(program, stage, writer.folded);
-    let mut lines: Vec<String> = vec![String::new(); stage.steps.len()];
-    for (position, step) in stage.steps.iter().enumerate() {
-        let Some((mut line, about)) = line_of(writer, functions, step) else { continue };
-        let unread = deaths.get(&position).is_some_and(|dead| is_all_dead(program, step, dead));
-        if unread && is_counter(program, step, writer.training) {
-            line = format!("if self.training: {line}");
-        } else if let Some(dead) = deaths.get(&position) {
-            let dead: Vec<&str> = dead.iter().map(|value| writer.names.get(*value)).collect();
-            line.push_str(&format!("; del {}", dead.join(", ")));
-        }
-        lines[position] = format!("        {line}  # {}\n", comment(&about));
-    }
-    let has_device = uses_device(writer, stage);
-    for (number, segment) in segments.iter().enumerate() {
-        method(out, writer, segment, (number, has_device), &lines[segment.steps.clone()].concat());
-    }
-    let names: Vec<&str> = stage.inputs.iter().map(|port| port.name.as_str()).collect();
-    let arguments: String = names.iter().map(|name| format!(", {name}")).collect();
-    out.push_str(&format!("    def forward(self{arguments}):\n"));
-    if has_device {
-        let tensor_input = stage.inputs.iter().find(|port| is_tensor_input(program, port.carried));
-        let device = match (tensor_input, stage.tensors.first()) {
-            (Some(port), _) => format!("{}.device", port.name),
-            (None, Some(tensor)) => format!("{}.device", writer.tensor(*tensor)),
-            (None, None) => "torch.device(\"cpu\")".into(),
-        };
-        out.push_str(&format!("        device = {device}\n"));
-    }
-    let mut position = 0;
-    while position < stage.steps.len() {
-        match segments.iter().enumerate().find(|(_, segment)| segment.steps.start == position) {
-            Some((number, segment)) => {
-                let dead = segment.steps.clone().flat_map(|at| deaths.get(&at).into_iter().flatten());
-                let dead: Vec<&str> = dead
-                    .filter(|value| segment.inputs.contains(value))
-                    .map(|value| writer.names.get(*value))
-                    .collect();
-                out.push_str(&call_of(writer, segment, (number, has_device), &dead));
-                position = segment.steps.end;
-            }
-            None => {
-                out.push_str(&lines[position]);
-                position += 1;
-            }
-        }
-    }
-    returned(out, writer, stage);
-}
-
-/// Returns the line of a step, and what is said of it; nothing for a step that is folded away.
-fn line_of(
-    writer: &Writer<'_>,
-    functions: &[(NodeId, String, Function)],
-    step: &Step,
-) -> Option<(String, String)> {
-    let program = writer.program;
-    Some(match step {
-        Step::Clone(value) => {
-            let name = writer.names.get(*value);
-            (format!("{name} = {name}.clone()"), "changed in place below".to_string())
-        }
-        Step::Unbox(value) => {
-            let name = writer.names.get(*value);
-            let boxed = format!("{name}__boxed");
-            let text = match writer.kinds[value.index()] {
-                Kind::IntList => format!("{name} = {boxed}.tolist()"),
-                Kind::Float => format!("{name} = float({boxed})"),
-                Kind::Bool => format!("{name} = bool({boxed})"),
-                _ => format!("{name} = int({boxed})"),
-            };
-            (text, "sent as a tensor".to_string())
-        }
-        Step::Run { node, .. } if writer.folded.skips(*node) => return None,
-        Step::Run { node, form, is_repeated } => {
-            let content = &program.nodes[node.index()];
-            let opaque = functions.iter().find(|(opaque, _, _)| opaque == node);
-            let (call, outputs) = match opaque {
-                Some((_, name, function)) => {
-                    let arguments: Vec<String> =
-                        function.arguments.iter().map(|a| writer.operand(a)).collect();
-                    (format!("_{name}({})", arguments.join(", ")), &function.outputs)
-                }
-                None => (writer.call(content, *form), &content.outputs),
-            };
-            let left: Vec<&str> = outputs.iter().map(|v| writer.names.get(*v)).collect();
-            let is_unpacking = content.operator.ends_with("Unpack");
-            let text = match left.as_slice() {
-                [] => call,
-                [only] if is_unpacking => format!("({only},) = {call}"),
-                _ => format!("{} = {call}", left.join(", ")),
-            };
-            let place = location::path(program, *node);
-            (text, if *is_repeated { format!("{place} (again)") } else { place })
-        }
-    })
-}
-
-/// Writes what a stage returns.
-fn returned(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
-    let returned: Vec<String> = stage
-        .outputs
-        .iter()
-        .map(|port| match port.carried {
-            Carried::Tensor(tensor) => writer.tensor(tensor),
-            Carried::Value(value) => match port.kind {
-                Kind::Int | Kind::Bool | Kind::Float | Kind::IntList => {
-                    boxed(writer.names.get(value), &port.kind)
-                }
-                _ => writer.names.get(value).to_string(),
-            },
-        })
-        .collect();
-    match returned.as_slice() {
-        [only] => out.push_str(&format!("        return {only}\n")),
-        all => out.push_str(&format!("        return ({})\n", all.join(", "))),
-    }
-}
-
-/// Names of what a block takes.
-fn taken<'w>(writer: &'w Writer<'_>, segment: &Segment, has_device: bool) -> Vec<&'w str> {
-    let inputs = segment.inputs.iter().map(|value| writer.names.get(*value));
-    inputs.chain(has_device.then_some("device")).collect()
-}
-
-/// Writes a block that keeps no activations as a method.
-fn method(
-    out: &mut String,
-    writer: &Writer<'_>,
-    segment: &Segment,
-    (number, has_device): (usize, bool),
-    lines: &str,
-) {
-    let names: String = taken(writer, segment, has_device).iter().map(|name| format!(", {name}")).collect();
-    let outputs: Vec<&str> = segment.outputs.iter().map(|value| writer.names.get(*value)).collect();
-    let path = comment(&segment.path);
-    out.push_str(&format!("    def block_{number}(self{names}):  # {path}\n{lines}"));
-    match outputs.as_slice() {
-        [only] => out.push_str(&format!("        return {only}\n\n")),
-        all => out.push_str(&format!("        return ({})\n\n", all.join(", "))),
-    }
-}
-
-/// Writes the call of such a method.
-fn call_of(
-    writer: &Writer<'_>,
-    segment: &Segment,
-    (number, has_device): (usize, bool),
-    dead: &[&str],
-) -> String {
-    let mut parts = vec![format!("self.block_{number}")];
-    parts.extend(taken(writer, segment, has_device).into_iter().map(str::to_string));
-    if segment.recompute && !segment.buffers.is_empty() {
-        let buffers: Vec<String> = segment.buffers.iter().map(|id| writer.tensor(*id)).collect();
-        parts.push(format!("buffers=[{}]", buffers.join(", ")));
-    }
-    let arguments = parts.join(", ");
-    let (call, about) = match (segment.recompute, segment.offload) {
-        (true, true) => (format!("on_host(self, again, {arguments})"), "computed again from host memory"),
-        (true, false) => (format!("again({arguments})"), "computed again in the backward pass"),
-        _ => (format!("on_host(self, {arguments})"), "kept in host memory"),
-    };
-    let outputs: Vec<&str> = segment.outputs.iter().map(|value| writer.names.get(*value)).collect();
-    let end = if dead.is_empty() { String::new() } else { format!("; del {}", dead.join(", ")) };
-    format!("        {} = {call}{end}  # {}: {about}\n", outputs.join(", "), comment(&segment.path))
-}
-
-/// Writes a number as a tensor.
-fn boxed(name: &str, kind: &Kind) -> String {
-    let dtype = match kind {
-        Kind::Float => "torch.float64",
-        Kind::Bool => "torch.bool",
-        _ => "torch.int64",
-    };
-    format!("torch.tensor({name}, dtype={dtype})")
-}
-
-fn is_all_dead(program: &Program, step: &Step, dead: &[ValueId]) -> bool {
-    let Step::Run { node, .. } = step else { return false };
-    program.nodes[node.index()].outputs.iter().all(|output| dead.contains(output))
-}
-
-/// Counting batches is part of training only: a line that a model traced in training mode has for each batch norm.
-fn is_counter(program: &Program, step: &Step, training: bool) -> bool {
-    let Step::Run { node, .. } = step else { return false };
-    let node = &program.nodes[node.index()];
-    let Some(Operand::Tensor(tensor)) = node.arguments.first().map(|a| &a.operand) else { return false };
-    training
-        && is_in_place(split(&node.operator).1)
-        && program.tensors[tensor.index()].path.ends_with("num_batches_tracked")
-}
-
-fn is_tensor_input(program: &Program, carried: Carried) -> bool {
-    match carried {
-        Carried::Value(value) => matches!(program.values[value.index()].type_, tracer::Type::Tensor(_)),
-        Carried::Tensor(_) => false,
-    }
-}
-
-fn uses_device(writer: &Writer<'_>, stage: &Stage) -> bool {
-    stage.steps.iter().any(|step| {
-        let Step::Run { node, .. } = step else { return false };
-        let node = &writer.program.nodes[node.index()];
-        let mut names_device = false;
-        for argument in &node.arguments {
-            leaves(&argument.operand, &mut |leaf| {
-                names_device |= matches!(leaf, Operand::Constant(Constant::Device(_)));
-            });
-        }
-        names_device && follows_device(node, writer.on_host)
-    })
-}
-
-/// Lists for each step the values whose last reader it is, so that their memory is freed.
-fn deaths(program: &Program, stage: &Stage, folded: &Folded) -> BTreeMap<usize, Vec<ValueId>> {
-    let mut last: BTreeMap<ValueId, usize> = BTreeMap::new();
-    for (position, step) in stage.steps.iter().enumerate() {
-        if let Step::Run { node, .. } = step {
-            if folded.skips(*node) {
-                continue;
-            }
-            let node = &program.nodes[node.index()];
-            for argument in &node.arguments {
-                for value in values_of(&argument.operand) {
-                    last.insert(folded.get(value), position);
-                }
-            }
-            // Control flow gives only what is read.
-            for output in node.outputs.iter().filter(|_| node.operator != "prim::Opaque") {
-                last.insert(*output, position);
-            }
-        }
-    }
-    for port in &stage.outputs {
-        if let Carried::Value(value) = port.carried {
-            last.remove(&value);
-        }
-    }
-    let mut deaths: BTreeMap<usize, Vec<ValueId>> = BTreeMap::new();
-    for (value, position) in last {
-        deaths.entry(position).or_default().push(value);
-    }
-    deaths
 }

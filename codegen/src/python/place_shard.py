@@ -24,6 +24,8 @@ def place_tensors(root):
         _holder(root, path)._buffers[last] = torch.empty(own[name], dtype=dtype)
     for name, (sizes, dtype) in CONSTANTS.items():
         _holder(root, ["_CONSTANTS_"]).register_buffer(name, torch.empty(sizes, dtype=dtype), persistent=False)
+    for name in BLOCKS:
+        _holder(root, name.split(".")).shard = root.shard
     if not CUTS:  # images may lie in bands
         root.shard.attend(root)
     _tie(root)

@@ -20,8 +20,8 @@ const SIGNS: &[&str] = &["==", "!=", "<=", ">=", "//", "<", ">", "+", "-", "*", 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Expr<'t> {
     Name(&'t str),
-    /// A number.
-    Number,
+    /// A number, as it is written.
+    Number(&'t str),
     /// A text, between its quotes.
     Text(&'t str),
     /// `x.y`.
@@ -241,10 +241,7 @@ impl<'t> Reader<'t> {
         // Python refuses whole numbers that begin with 0, and names that begin with digits.
         let is_padded = is_whole == end && end > 1 && self.rest.starts_with('0');
         let is_glued = self.rest[end..].starts_with(|c: char| c.is_alphanumeric() || c == '_');
-        (!is_padded && !is_glued).then(|| {
-            self.bytes(end);
-            Expr::Number
-        })
+        (!is_padded && !is_glued).then(|| Expr::Number(self.bytes(end)))
     }
 
     /// Reads a text on one line; escapes are those that `python_quoted` writes.

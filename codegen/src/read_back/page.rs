@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! origin, docstring, imports, tables of tensors, helpers as they ship, operators of other libraries, scripted functions
+//! classes of blocks that are written once: forward
+//! BLOCKS, the modules that are of these classes
 //! class Stage(Holder):
 //!     __init__ as it ships, blocks that keep no activations, forward
 //! ```
@@ -15,7 +17,11 @@ use super::{
     expression::{Expr, expression, is_name, pair},
     source::{is_value, operator},
 };
-use crate::{allowed::is_foreign, names::is_reserved, python::shipped};
+use crate::{
+    allowed::is_foreign,
+    names::is_reserved,
+    python::{is_child, may_be_class, shipped},
+};
 
 /// Imports that a stage may have.
 const IMPORTS: &[&str] = &[
@@ -33,15 +39,21 @@ const IMPORTS: &[&str] = &[
 /// Tables of tensors.
 const TABLES: &[&str] = &["PARAMETERS", "FROZEN", "BUFFERS", "CONSTANTS", "TIED", "CUTS"];
 
-/// The methods of a stage.
+/// The code of a stage.
 pub(super) struct Page<'t> {
     methods: BTreeMap<&'t str, Vec<Statement<'t>>>,
+    /// `forward` of each class of blocks.
+    classes: BTreeMap<&'t str, Vec<Statement<'t>>>,
+    /// The class of each module that has one.
+    blocks: BTreeMap<String, &'t str>,
 }
 
 /// A line of a method.
 pub(super) struct Statement<'t> {
     /// What is computed, or returned.
     pub value: Option<Expr<'t>>,
+    /// The module that is called, by its path from `self` on.
+    pub module: Option<String>,
     /// What stands behind it for people; nothing for what the stage needs for itself.
     pub comment: Option<&'t str>,
 }
@@ -51,7 +63,7 @@ impl<'t> Page<'t> {
     pub fn read(source: &'t str) -> Result<Self, Fault> {
         let mut reader = Reader { source, rest: source };
         match reader.page() {
-            Some(methods) => Ok(Self { methods }),
+            Some(page) => Ok(page),
             None => {
                 let line = source[..source.len() - reader.rest.len()].matches('\n').count() + 1;
                 let text = reader.rest.lines().next().unwrap_or_default().chars().take(200).collect();
@@ -63,6 +75,11 @@ impl<'t> Page<'t> {
     /// Returns the lines of `forward`.
     pub fn forward(&self) -> &[Statement<'t>] {
         self.method("forward").unwrap_or_default()
+    }
+
+    /// Returns the lines of the class that a module is of.
+    pub fn block(&self, path: &str) -> Option<&[Statement<'t>]> {
+        self.classes.get(self.blocks.get(path)?).map(Vec::as_slice)
     }
 
     /// Returns the lines of a method.
@@ -78,7 +95,7 @@ impl<'t> Statement<'t> {
         let (code, comment) = (&line[..end], line.get(end + 4..));
         if let Some(returned) = code.strip_prefix("return ") {
             let value = expression(returned)?;
-            return is_value(&value).then_some(Self { value: None, comment });
+            return is_value(&value).then_some(Self { value: None, module: None, comment });
         }
         let code = code.strip_prefix("if self.training: ").unwrap_or(code);
         let (code, freed) = match outside(code, "; del ") {
@@ -93,8 +110,9 @@ impl<'t> Statement<'t> {
             .map(|text| text.strip_prefix('(').and_then(|text| text.strip_suffix(",)")).unwrap_or(text));
         let mut names = targets.into_iter().chain(freed).flat_map(|names| names.split(", "));
         let value = expression(call)?;
-        let is_right = names.all(is_variable) && operator(&value).is_some();
-        is_right.then_some(Self { value: Some(value), comment })
+        let module = called_module(&value);
+        let is_right = names.all(is_variable) && (module.is_some() || operator(&value).is_some());
+        is_right.then_some(Self { value: Some(value), module, comment })
     }
 }
 
@@ -123,7 +141,7 @@ impl<'t> Reader<'t> {
         Some(found)
     }
 
-    fn page(&mut self) -> Option<BTreeMap<&'t str, Vec<Statement<'t>>>> {
+    fn page(&mut self) -> Option<Page<'t>> {
         // Python ends lines at others than `\n`, and refuses some of them.
         if let Some(at) = self.source.find(|c: char| c.is_control() && c != '\n') {
             self.rest = &self.source[self.source[..at].rfind('\n').map_or(0, |at| at + 1)..];
@@ -143,15 +161,63 @@ impl<'t> Reader<'t> {
         self.helpers(is_sharded)?;
         self.operators()?;
         self.scripted()?;
+        let (classes, blocks) = self.blocks()?;
         self.take("\n\nclass Stage(Holder):\n")?;
+        self.about()?;
+        let init = [true, false].map(|training| shipped::init(is_sharded, training));
+        init.iter().find_map(|init| self.take(init))?;
+        let methods = self.methods()?;
+        Some(Page { methods, classes, blocks })
+    }
+
+    /// Reads the line that says what a class is.
+    fn about(&mut self) -> Option<()> {
         self.line(|line| {
             let about = line.strip_prefix("    \"\"\"")?.strip_suffix("\"\"\"")?;
             (!about.contains(['"', '\\'])).then_some(())
         })?;
-        self.take("\n")?;
-        let init = [true, false].map(|training| shipped::init(is_sharded, training));
-        init.iter().find_map(|init| self.take(init))?;
-        self.methods()
+        self.take("\n")
+    }
+
+    /// Reads the classes of blocks, and which modules are of them.
+    #[expect(clippy::type_complexity, reason = "two tables")]
+    fn blocks(&mut self) -> Option<(BTreeMap<&'t str, Vec<Statement<'t>>>, BTreeMap<String, &'t str>)> {
+        let mut classes = BTreeMap::new();
+        while self.rest.starts_with("\n\nclass ") {
+            self.take("\n\n")?;
+            let name = self.line(|line| {
+                let name = line.strip_prefix("class ")?.strip_suffix("(Holder):")?;
+                (is_name(name) && may_be_class(name)).then_some(name)
+            })?;
+            self.about()?;
+            self.line(|line| head(line).filter(|method| *method == "forward"))?;
+            if classes.insert(name, self.statements()?).is_some() {
+                return None;
+            }
+        }
+        self.take("\n\n# Blocks that are written once: these modules are of these classes.\nBLOCKS = {\n")?;
+        let mut blocks = BTreeMap::new();
+        while self.rest.starts_with("    ") {
+            self.line(|line| match pair(line.strip_prefix("    ")?)? {
+                (Expr::Text(path), Expr::Name(class))
+                    if classes.contains_key(class) && !path.contains('\\') =>
+                {
+                    blocks.insert(path.to_string(), class).is_none().then_some(())
+                }
+                _ => None,
+            })?;
+        }
+        self.take("}\n")?;
+        Some((classes, blocks))
+    }
+
+    /// Reads the lines of a method.
+    fn statements(&mut self) -> Option<Vec<Statement<'t>>> {
+        let mut statements = Vec::new();
+        while self.rest.starts_with("        ") {
+            statements.push(self.line(|line| Statement::read(line.strip_prefix("        ")?))?);
+        }
+        (!statements.is_empty()).then_some(statements)
     }
 
     fn docstring(&mut self) -> Option<()> {
@@ -238,16 +304,36 @@ impl<'t> Reader<'t> {
         while !self.rest.is_empty() {
             self.take("\n")?;
             let name = self.line(head)?;
-            let mut statements = Vec::new();
-            while self.rest.starts_with("        ") {
-                statements.push(self.line(|line| Statement::read(line.strip_prefix("        ")?))?);
-            }
-            if statements.is_empty() || methods.insert(name, statements).is_some() {
+            if methods.insert(name, self.statements()?).is_some() {
                 return None;
             }
         }
         Some(methods)
     }
+}
+
+/// Returns the path of the module that an expression calls: `self.layer[0](x)`.
+fn called_module(expr: &Expr<'_>) -> Option<String> {
+    let Expr::Call(callee, arguments) = expr else { return None };
+    let path = path_of(callee)?;
+    (!path.is_empty() && arguments.iter().all(is_value)).then(|| path.join("."))
+}
+
+/// Returns the names of `self.layer[0]["a-b"]`, behind `self`: names of children, which modules have nothing else for.
+pub(super) fn path_of<'t>(expr: &Expr<'t>) -> Option<Vec<&'t str>> {
+    let (base, name) = match expr {
+        Expr::Name("self") => return Some(Vec::new()),
+        Expr::Attribute(base, name) if is_child(name) && *name != "shard" => (base, *name),
+        Expr::Index(base, name) => match &name[..] {
+            [Expr::Text(name)] if !name.contains('\\') => (base, *name),
+            [Expr::Number(name)] => (base, *name),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let mut path = path_of(base)?;
+    path.push(name);
+    Some(path)
 }
 
 /// Reads `    def block_0(self, x):  # path`.
@@ -278,7 +364,7 @@ fn weights(line: &str) -> Option<()> {
 }
 
 fn is_number(text: &str) -> bool {
-    matches!(expression(text), Some(Expr::Number)) && text.bytes().all(|b| b.is_ascii_digit())
+    matches!(expression(text), Some(Expr::Number(_))) && text.bytes().all(|b| b.is_ascii_digit())
 }
 
 /// Returns where a text begins outside of quotes and brackets.

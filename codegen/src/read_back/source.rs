@@ -12,7 +12,7 @@ use tracer::{NodeId, Program};
 use super::{
     Fault,
     expression::Expr,
-    page::{Page, Statement},
+    page::{Page, Statement, path_of},
 };
 use crate::{
     allowed::{is_foreign, is_listed},
@@ -58,7 +58,7 @@ impl Sources {
         let mut again = 0;
         let mut at = 0;
         let mut after = "nothing".to_string();
-        for mut line in lines(source)? {
+        for mut line in lines(source, MOST_AN_OPERATOR * (self.model.len() + 1000))? {
             let is_again = !self.counts.contains_key(&line) && line.place.ends_with(AGAIN);
             if is_again {
                 line.place.truncate(line.place.len() - AGAIN.len());
@@ -130,29 +130,100 @@ fn word(operator: &str) -> String {
     named.unwrap_or(plain).to_string()
 }
 
-/// Lists the lines of `forward` that run an operator, in order; methods that it calls stand where they are called.
-fn lines(source: &str) -> Result<Vec<Line>, Fault> {
+/// The most lines of code for an operator of the model: an honest source has calls of blocks and what they return besides.
+const MOST_AN_OPERATOR: usize = 10;
+
+/// Lists the lines of `forward` that run an operator, in order; methods and blocks that it calls stand where they are called.
+fn lines(source: &str, most: usize) -> Result<Vec<Line>, Fault> {
     let page = Page::read(source)?;
-    let mut found = Vec::new();
-    for line in page.forward() {
-        match block(line).and_then(|name| page.method(name)) {
-            Some(block) => found.extend(block.iter().filter_map(read)),
-            None => found.extend(read(line)),
-        }
-    }
-    Ok(found)
+    let mut walk = Walk { page: &page, found: Vec::new(), left: most };
+    walk.lines(page.forward(), None)?;
+    Ok(walk.found)
 }
 
-/// Returns the method that a line hands to the helpers that keep no activations.
-fn block<'t>(statement: &Statement<'t>) -> Option<&'t str> {
-    let Some(Expr::Call(callee, arguments)) = &statement.value else { return None };
-    if !matches!(**callee, Expr::Name("again" | "on_host")) {
-        return None;
+/// A call of a block: its path, and the number of its call.
+type Called = (String, u32);
+
+/// Goes through a source as Python does.
+struct Walk<'p, 't> {
+    page: &'p Page<'t>,
+    found: Vec<Line>,
+    /// How many lines may follow: a changed source could call blocks that call blocks.
+    left: usize,
+}
+
+impl<'p, 't> Walk<'p, 't> {
+    /// Goes through the lines of the stage, or of a block.
+    fn lines(&mut self, lines: &'p [Statement<'t>], within: Option<&Called>) -> Result<(), Fault> {
+        for line in lines {
+            let Some(left) = self.left.checked_sub(1) else {
+                return Err(Fault::Unreadable("its blocks call more operators than the model has".into()));
+            };
+            self.left = left;
+            if let Some(method) = method(line).and_then(|name| self.page.method(name)) {
+                self.lines(method, within)?;
+                continue;
+            }
+            let wrapped = || wrapped(line).map(|path| path.join("."));
+            if let Some(own) = line.module.clone().or_else(wrapped) {
+                let path = within.map_or_else(|| own.clone(), |(block, _)| format!("{block}.{own}"));
+                if let Some(block) = self.page.block(&path) {
+                    let number = line.comment.map_or(1, |comment| call_of(comment, within).1);
+                    self.lines(block, Some(&(path, number)))?;
+                    continue;
+                }
+                let runs = line.value.as_ref().and_then(operator);
+                if runs.is_none_or(|runs| runs == "prim::Opaque") {
+                    return Err(Fault::Unreadable(format!("it calls `self.{own}`, which is no block")));
+                }
+            }
+            self.found.extend(read(line).map(|line| Line { place: absolute(&line.place, within), ..line }));
+        }
+        Ok(())
     }
-    arguments.iter().find_map(|argument| match argument.path()?[..] {
-        ["self", name] => Some(name),
+}
+
+/// Returns a place that a comment counts from its block on, without the number of its call, and that number.
+fn call_of<'c>(comment: &'c str, within: Option<&Called>) -> (&'c str, u32) {
+    let place = comment.split(": ").next().unwrap_or(comment);
+    let numbered = place.strip_suffix(')').and_then(|text| text.rsplit_once(" (call "));
+    match numbered.and_then(|(place, number)| Some((place, number.parse().ok()?))) {
+        Some(found) => found,
+        // In a block it is the block's.
+        None => (place, within.filter(|_| place.starts_with('.')).map_or(1, |(_, number)| *number)),
+    }
+}
+
+/// Returns the place in the model that a comment means.
+fn absolute(comment: &str, within: Option<&Called>) -> String {
+    let Some((block, _)) = within.filter(|_| comment.starts_with('.')) else { return comment.to_string() };
+    let (rest, number) = call_of(comment, within);
+    let rest = if rest == "." { "" } else { rest };
+    if number > 1 { format!("{block}{rest} (call {number})") } else { format!("{block}{rest}") }
+}
+
+/// Returns what a line hands to the helpers that keep no activations.
+fn handed<'l, 't>(statement: &'l Statement<'t>) -> &'l [Expr<'t>] {
+    match &statement.value {
+        Some(Expr::Call(callee, arguments)) if matches!(**callee, Expr::Name("again" | "on_host")) => {
+            arguments
+        }
+        _ => &[],
+    }
+}
+
+/// Returns the method that a line hands to these helpers.
+fn method<'t>(statement: &Statement<'t>) -> Option<&'t str> {
+    handed(statement).iter().find_map(|argument| match argument.path()?[..] {
+        ["self", name] if name.starts_with("block_") => Some(name),
         _ => None,
     })
+}
+
+/// Returns the path of the module that a line hands to these helpers: what follows them, and the stage.
+fn wrapped<'t>(statement: &Statement<'t>) -> Option<Vec<&'t str>> {
+    let is_helper = |expr: &&Expr<'_>| matches!(expr, Expr::Name("self" | "again"));
+    handed(statement).iter().find(|expr| !is_helper(expr)).and_then(path_of).filter(|path| !path.is_empty())
 }
 
 /// Returns what a statement runs.
@@ -267,7 +338,7 @@ fn is_of_module(expr: &Expr<'_>) -> bool {
 /// Tells whether an expression is an operand: it runs nothing but what makes a constant.
 pub(super) fn is_value(expr: &Expr<'_>) -> bool {
     match expr {
-        Expr::Number | Expr::Text(_) => true,
+        Expr::Number(_) | Expr::Text(_) => true,
         Expr::Name(_) | Expr::Index(..) => is_tensor(expr),
         // `torch.float32`, `torch.inf`.
         Expr::Attribute(base, name) => {

@@ -1,7 +1,7 @@
 """ZeRO 3 by block, as FSDP does it: replicas share out parameters, too, and gather those of a block when a pass comes to it.
 
-torch's `fully_shard` gathers where a module's `forward` is called; stages are one flat function each. So a block is gathered when
-one of its parameters is asked for: in a forward pass by name, in a backward pass by what autograd has saved of it.
+torch's `fully_shard` gathers where a module's `forward` is called; of a stage only blocks that it repeats have one. So a block is
+gathered when one of its parameters is asked for: in a forward pass by name, in a backward pass by what autograd has saved of it.
 """
 
 from contextlib import contextmanager
