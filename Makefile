@@ -180,7 +180,8 @@ bench-split: .venv/ready
 bench-executed: .venv/ready
 	cargo build --release --features torch
 	mkdir -p out/bench-split
-	target/release/model-analyze profile --suite --threads 1 --minutes 5 -o out/bench-split/profile.csv
+	target/release/model-analyze profile --suite --threads 1 --minutes 5 -o out/bench-split/neighbour.csv & \
+	target/release/model-analyze profile --suite --threads 1 --minutes 5 -o out/bench-split/profile.csv; wait
 	target/release/model-analyze fit out/bench-split/profile.csv -o out/bench-split/machine.yaml
 	.venv/bin/python benches/executed.py --cost-model out/bench-split/machine.yaml
 

@@ -2,9 +2,10 @@
 
     make bench-executed  (or .venv/bin/python benches/executed.py --cost-model FILE after `cargo build --release`)
 
-Four models, each under six plans for two processes of one thread (gloo): one device, replicas, 1F1B over as many layers and over as
-many parameters, our 1F1B, our zero bubble. Times are those of a cost model of this machine, links are measured here, and what
-`train.py` takes for each pass is measured by its `--host-trace` in a first run of each pipeline and charged by `--host-overhead`.
+Four models, each under five plans for two processes of one thread (gloo): replicas, 1F1B over as many layers and over as many
+parameters, our 1F1B, our zero bubble. Times are those of a cost model of this machine, profiled while a second process does the
+same: cores of one machine share caches and memory, often more. Links are measured here, and what `train.py` takes for each pass
+is measured by its `--host-trace` in a first run of each pipeline and charged by `--host-overhead`.
 All plans run in turns, so that whatever else the machine does meets all of them; the fastest step of each counts.
 
 Tells Kendall's τ of the plans of each model, the mean error of the step, and zero bubble beside 1F1B as predicted and executed.
@@ -23,7 +24,6 @@ import split
 
 HERE = split.HERE
 VARIANTS = {
-    "one device": ["--strategy", "one-device"],
     "replicas": ["--strategy", "data-parallel", "--sharding", "none"],
     "even layers": ["--strategy", "even-layers"],
     "even parameters": ["--strategy", "even-parameters"],
@@ -92,23 +92,27 @@ def main():
         shared += ["--input", (HERE / f"{name}.input").read_text()]
         _, folder = planned(name, "1f1b", shared, 0)
         overhead = min(1e6 * trained(folder, arguments.steps, "--host-trace")[1]["pass"] for _ in range(2))
-        plans = {variant: planned(name, variant, shared, overhead) for variant in variants}
-        executed = {variant: [] for variant in variants}
+        # Two names of one plan are one plan.
+        plans = {step: (variant, folder) for variant in reversed(variants) for step, folder in [planned(name, variant, shared, overhead)]}
+        plans = {variant: (step, folder) for step, (variant, folder) in reversed(plans.items())}
+        executed = {variant: [] for variant in plans}
         for _ in range(arguments.rounds):
             for variant, (_, folder) in plans.items():
                 seconds, _ = trained(folder, arguments.steps)
                 executed[variant] += seconds[2:]
         predicted = {variant: step for variant, (step, _) in plans.items()}
         least = {variant: min(found) for variant, found in executed.items()}
-        off = {variant: predicted[variant] / least[variant] - 1 for variant in variants}
+        off = {variant: predicted[variant] / least[variant] - 1 for variant in plans}
         figures[name] = {"overhead_us": overhead, "tau": tau(predicted, least), "predicted": predicted, "executed": executed}
         print(f"\n{name}: {overhead:.0f} µs a pass charged, load {os.getloadavg()[0]:.1f}")
-        for variant in variants:
+        for variant in plans:
             print(f"  {variant:16} {1e3 * predicted[variant]:7.0f} ms predicted {1e3 * least[variant]:7.0f} ms executed {100 * off[variant]:+6.1f} %")
         print(f"  Kendall τ {figures[name]['tau']:.2f}, mean error {100 * statistics.mean(map(abs, off.values())):.1f} %", flush=True)
-    errors = [abs(each["predicted"][v] / min(each["executed"][v]) - 1) for each in figures.values() for v in variants]
+    errors = [abs(each["predicted"][v] / min(each["executed"][v]) - 1) for each in figures.values() for v in each["predicted"]]
     print(f"\n{len(errors)} plans of {len(figures)} models: mean τ {statistics.mean(each['tau'] for each in figures.values()):.2f}, mean error {100 * statistics.mean(errors):.1f} %")
-    for name, each in figures.items() if {"zero bubble", "1f1b"} <= set(variants) else ():
+    for name, each in figures.items():
+        if not {"zero bubble", "1f1b"} <= set(each["predicted"]):
+            continue
         halves, whole = ([each["predicted"][v], min(each["executed"][v])] for v in ("zero bubble", "1f1b"))
         print(f"zero bubble to 1F1B of {name}: {halves[0] / whole[0]:.2f} predicted, {halves[1] / whole[1]:.2f} executed")
     if arguments.json:
