@@ -29,6 +29,9 @@ mod volumes;
 
 #[cfg(test)]
 mod agreement;
+#[cfg(test)]
+#[path = "../tests/inside/integer_program.rs"]
+mod integer_program;
 
 pub use choices::{Choices, Cost, Matrix, Totals};
 pub use eliminate::{Found, eliminate};

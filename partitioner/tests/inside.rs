@@ -3,12 +3,18 @@
 #![allow(clippy::print_stderr)]
 
 mod inside {
+    pub mod integer_program;
     pub mod nets;
+
+    use partitioner::inside::{Choices, Cost};
 }
 
 use std::time::Instant;
 
-use inside::nets::{Devices, Net, alexnet, inception_v3, vgg16};
+use inside::{
+    integer_program::solved,
+    nets::{Devices, Net, alexnet, inception_v3, vgg16},
+};
 use partitioner::inside::{Choices, Cost, Limits, Matrix, Repeated, Space, eliminate, split};
 
 fn devices(net: &Net, link: f64) -> Devices<'_> {
@@ -111,4 +117,25 @@ fn a_transformer_is_folded() {
     let unfolded = eliminate(&whole, |cost| cost.seconds);
     assert_eq!((unfolded.value, unfolded.bound), (cells[best], cells[best]));
     assert_eq!(whole.totals(&chosen).seconds, cells[best]);
+}
+
+#[test]
+fn networks_are_split_as_an_integer_program_says() {
+    for (name, net, n_devices) in [
+        ("AlexNet", alexnet(64, false), 2),
+        ("VGG-16", vgg16(64, false), 2),
+        ("Inception-v3", inception_v3(64, false), 4),
+    ] {
+        let space = Space::new(&net.layers, n_devices, &devices(&net, 12e9));
+        let found = eliminate(&space.choices, |cost| cost.seconds + cost.hidden);
+        let start = Instant::now();
+        let best =
+            solved(&space.choices, |cost| cost.seconds + cost.hidden, f64::INFINITY).unwrap_or(f64::INFINITY);
+        eprintln!(
+            "{name} on {n_devices}: {:.3} ms, the program in {:.1?}",
+            1e3 * found.value,
+            start.elapsed()
+        );
+        assert!((found.value / best - 1.0).abs() < 1e-5, "{name}: {} and {best}", found.value);
+    }
 }

@@ -1,11 +1,12 @@
-//! The searches against each other and against trying everything, on small random graphs.
+//! The searches against each other and against trying everything, on small random graphs; on larger ones against an integer program.
 
 use std::sync::Arc;
 
 use crate::oracle::random_problems::{Dice, cases, is_skipped};
 
 use super::{
-    Choices, Cost, Limits, Matrix, NoSplit, Repeated, Totals, eliminate, eliminate::eliminate_within, split,
+    Choices, Cost, Limits, Matrix, NoSplit, Repeated, Totals, eliminate, eliminate::eliminate_within,
+    integer_program::solved, split,
 };
 
 /// Returns a graph of a few operators of a few strategies, some of which do not go together; sometimes in parts.
@@ -207,4 +208,52 @@ fn folded_layers_equal_unfolded() {
         }
     }
     assert!(n_possible > 100);
+}
+
+#[test]
+fn elimination_equals_an_integer_program() {
+    let mut dice = Dice(41);
+    let mut largest = 0;
+    for case in 0..cases(300) {
+        let choices = graph(&mut dice, 14, 6);
+        if is_skipped(case) {
+            continue;
+        }
+        let found = eliminate(&choices, |cost| cost.seconds);
+        let best = solved(&choices, |cost| cost.seconds, f64::INFINITY).unwrap_or(f64::INFINITY);
+        assert!(found.value == best || (found.value - best).abs() < 1e-4, "case {case}: {found:?}, {best}");
+        largest = largest.max(choices.nodes.len());
+    }
+    assert_eq!(largest, 14, "all graphs are small");
+}
+
+#[test]
+fn a_bound_under_a_memory_limit_holds_against_an_integer_program() {
+    let mut dice = Dice(42);
+    let (mut n_limited, mut n_closed) = (0, 0);
+    for case in 0..cases(300) {
+        let choices = graph(&mut dice, 10, 5);
+        let limits = Limits { exposed: 1.0, bytes: 8.0 * choices.nodes.len() as f64 };
+        if is_skipped(case) {
+            continue;
+        }
+        // All sync is exposed: a step is a sum of costs.
+        let best = solved(&choices, |cost| cost.seconds + cost.hidden, limits.bytes);
+        match (split(&choices, limits, &[]), best) {
+            (Ok(found), Some(best)) => {
+                assert!(
+                    found.bound <= best + 1e-4 && best <= found.step + 1e-4,
+                    "case {case}: {found:?}, {best}"
+                );
+                n_limited += 1;
+                n_closed += usize::from(found.step <= best + 1e-4);
+            }
+            (Err(NoSplit::Contradiction | NoSplit::Memory { .. }), None) => {}
+            (split, best) => panic!("case {case}: {split:?}, {best:?}"),
+        }
+    }
+    assert!(
+        n_closed * 2 > n_limited && n_limited > cases(300) / 4,
+        "{n_closed} of {n_limited} splits are the fastest"
+    );
 }
