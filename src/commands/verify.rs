@@ -309,7 +309,15 @@ fn proved(stages: &Stages, model: &ModelFile, weights: Option<PathBuf>) -> Resul
         let found = files::read_text(&stages.folder().join(path)).map_err(|failure| failure.to_string())?;
         let mut lines = found.lines().zip(expected.lines()).enumerate();
         if let Some((at, (line, _))) = lines.find(|(_, (found, expected))| found != expected) {
-            return Err(format!("line {} of {path} is not what the plan gives: {}", at + 1, line.trim()));
+            let class = found.lines().take(at).filter_map(|line| line.strip_prefix("class ")).last();
+            let place = class
+                .and_then(|class| class.split_once('('))
+                .map_or(String::new(), |(class, _)| format!(", in {class},"));
+            return Err(format!(
+                "line {} of {path}{place} is not what the plan gives: {}",
+                at + 1,
+                line.trim()
+            ));
         }
         if found.lines().count() != expected.lines().count() {
             return Err(format!("{path} does not end where the plan's does"));
