@@ -1,19 +1,19 @@
-//! Rows of text in columns, and rates in them.
+//! Rows of text in columns, and the format of rates.
 
 use crate::terminal::{self, EMPHASIS};
 
-/// What gives way to a narrow terminal does not become shorter than this: what rows are named by, and other words.
+/// On a narrow terminal, names and other words are never shortened below this width.
 const SHORTEST_NAME: usize = 24;
 const SHORTEST_WORDS: usize = 12;
 
-/// Lays rows out in columns as wide as their widest cell: words to the left, numbers to the right.
+/// Lays rows out in columns as wide as their widest cell: words left-aligned, numbers right-aligned.
 pub fn columns<R: AsRef<[String]>>(rows: &[R], indent: &str, is_number: impl Fn(usize) -> bool) -> String {
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.as_ref().to_vec()).collect();
     laid_out(&rows, indent, &is_number)
 }
 
-/// Lays out a table, whose first row is its head: as [`columns`], and where the terminal is too narrow for all of it, words
-/// are shortened, and columns at the right are left out and named below.
+/// Lays out a table, whose first row is its header: as [`columns`], but if the terminal is too narrow, words are
+/// shortened, and columns at the right are left out and named below.
 pub fn table<R: AsRef<[String]>>(rows: &[R], indent: &str, is_number: impl Fn(usize) -> bool) -> String {
     fitted(rows, indent, is_number, terminal::width())
 }
@@ -43,7 +43,7 @@ fn fitted<R: AsRef<[String]>>(
     let mut text = laid_out(&rows, indent, &is_number);
     text.insert(0, EMPHASIS);
     if !left_out.is_empty() {
-        text.push_str(&format!("{indent}(a wider terminal shows {}, too)\n", left_out.join(", ")));
+        text.push_str(&format!("{indent}(a wider terminal also shows {})\n", left_out.join(", ")));
     }
     text
 }
@@ -64,7 +64,7 @@ fn total(rows: &[Vec<String>], indent: &str) -> usize {
     indent.len() + widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)
 }
 
-/// Shortens the widest words until everything fits, or nothing can be shortened any more.
+/// Shortens the widest words until everything fits, or nothing more can be shortened.
 fn shorten(rows: &mut [Vec<String>], indent: &str, is_number: &impl Fn(usize) -> bool, width: usize) {
     let before: Vec<Vec<String>> = rows.to_vec();
     let mut most = widths(rows);
@@ -78,7 +78,7 @@ fn shorten(rows: &mut [Vec<String>], indent: &str, is_number: &impl Fn(usize) ->
         if excess == 0 {
             return;
         }
-        // No further than the next widest, so that two wide columns share what is missing.
+        // Not below the next widest, so that two wide columns shrink evenly.
         let next =
             (0..most.len()).filter(|other| *other != column && !is_number(*other)).map(|other| most[other]);
         let next = next.max().unwrap_or(0).min(most[column] - 1);
@@ -113,7 +113,7 @@ fn laid_out(rows: &[Vec<String>], indent: &str, is_number: &impl Fn(usize) -> bo
     text
 }
 
-/// A rate for people: three digits, thousands apart.
+/// Writes a rate for people: three digits, with thousands separators.
 pub fn rate(per_second: f64) -> String {
     if per_second <= 0.0 {
         return "0".into();

@@ -1,6 +1,7 @@
-//! A process that goes when we go: the interpreter that `trace` talks to, and whatever it starts.
+//! A child process that ends with this one: the interpreter of `trace`, and the processes it starts.
 //!
-//! It leads a group of its own. A terminal's Ctrl-C therefore reaches us alone, and we end the whole group; so does dropping it.
+//! The child leads a process group of its own. A terminal's Ctrl-C therefore reaches only this process, which ends the
+//! whole group; so does dropping the value.
 
 use std::{
     io,
@@ -27,7 +28,7 @@ impl Companion {
         Ok(Self { process, has_ended: false })
     }
 
-    /// Waits for its end.
+    /// Waits until the process ends.
     pub fn wait(&mut self) -> io::Result<ExitStatus> {
         let status = self.process.wait()?;
         self.has_ended = true;

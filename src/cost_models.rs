@@ -1,4 +1,4 @@
-//! Which cost model a device's times come from: the user's file, the one that ships, or the data sheet.
+//! The source of a device's cost model: the user's file, the built-in one, or the data sheet.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use schema::{Cluster, CostModelFile, CostModelFileError, DeviceType, UnknownDevi
 
 use crate::{failure::Failure, files};
 
-/// Cost models that the user gave.
+/// Cost models given by the user.
 #[derive(Default, Clone, PartialEq)]
 pub struct CostModels(Vec<CostModel>);
 
@@ -20,7 +20,7 @@ impl CostModels {
             let name = path.display();
             let wrong = |error: String| {
                 Failure::input(format!("{name}: {error}"))
-                    .with_hint("a cost model is what `model-analyze fit PROFILE -o FILE` writes")
+                    .with_hint("`model-analyze fit PROFILE -o FILE` writes cost models")
             };
             let text = files::read_text(path)?;
             let file = CostModelFile::read(&text).map_err(|error| {
@@ -48,9 +48,9 @@ impl CostModels {
         self.0.is_empty()
     }
 
-    /// Returns the devices that they are of: a device that was measured need not be in the catalogue.
+    /// Returns the devices of the models: a measured device need not be in the catalogue.
     ///
-    /// `cpu` is the processor of which there is a cost model, where there is one; the catalogue's otherwise.
+    /// `cpu` is the processor that has a cost model, if there is one; otherwise the catalogue's.
     pub fn devices(&self) -> IndexMap<String, DeviceType> {
         let mut devices: IndexMap<String, DeviceType> =
             self.0.iter().map(|model| (model.device.clone(), model.figures.clone())).collect();
@@ -64,21 +64,21 @@ impl CostModels {
         devices
     }
 
-    /// Refuses models of devices that the cluster does not have: they would be passed over in silence.
+    /// Refuses models of devices outside the cluster, which would be ignored silently.
     pub fn require_used(&self, cluster: &Cluster) -> Result<(), Failure> {
         let types: Vec<&str> = cluster.types.keys().map(String::as_str).collect();
         match self.0.iter().find(|model| !types.contains(&model.device.as_str())) {
             None => Ok(()),
             Some(model) => Err(Failure::input(format!(
-                "the cost model is of {}, the cluster's devices are {}",
+                "the cost model is for {}, the cluster's devices are {}",
                 model.device,
                 types.join(", ")
             ))
-            .with_hint("fit a profile of those, or leave the cost model out")),
+            .with_hint("fit a profile of those devices, or omit the cost model")),
         }
     }
 
-    /// Returns the model of a device: the user's, the one that ships, or its data sheet.
+    /// Returns the model of a device: the user's, the built-in one, or its data sheet.
     pub fn of(&self, name: &str, figures: &DeviceType) -> CostModel {
         let own = self.0.iter().find(|model| model.device == name).cloned();
         let shipped = || {
@@ -89,7 +89,7 @@ impl CostModels {
         own.or_else(shipped).unwrap_or_else(|| CostModel::of_data_sheet(name, figures))
     }
 
-    /// Returns the model of a device of the catalogue, or the only one that the user gave.
+    /// Returns the model of a device of the catalogue, or the user's only one.
     pub fn of_catalogue(&self, name: Option<&str>) -> Result<Option<CostModel>, Failure> {
         let Some(name) = name else {
             return match self.0.as_slice() {
@@ -106,17 +106,17 @@ impl CostModels {
         if let [model, ..] = self.0.as_slice()
             && !self.0.iter().any(|model| model.device == name)
         {
-            return Err(Failure::input(format!("the cost model is of {}, not of {name}", model.device)));
+            return Err(Failure::input(format!("the cost model is for {}, not for {name}", model.device)));
         }
         Ok(Some(self.of(name, figures)))
     }
 }
 
-/// A device that is in no catalogue: the nearest are named, or where all are listed.
+/// The failure for an unknown device: names the nearest, or the command that lists all.
 pub fn unknown_device(error: &UnknownDevice) -> Failure {
     let failure = Failure::input(error);
     match error.similar.as_slice() {
         [] => failure.with_hint("`model-analyze devices` lists them"),
-        similar => failure.with_hint(format!("perhaps {}", similar.join(" or "))),
+        similar => failure.with_hint(format!("did you mean {}?", similar.join(" or "))),
     }
 }

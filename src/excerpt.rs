@@ -1,4 +1,4 @@
-//! The few lines around a fault, cut out of a text that may have no end and no manners.
+//! The lines around a fault, cut out of a text that may be huge and may contain anything.
 
 use std::ops::Range;
 
@@ -6,11 +6,11 @@ use miette::{MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanConten
 
 use crate::visible::visible;
 
-/// Lines shown before and after the fault's first.
+/// Lines shown before and after the first line of the fault.
 const CONTEXT: usize = 1;
-/// Lines of the fault itself.
+/// The most lines of the fault itself.
 const MOST_LINES: usize = 6;
-/// Characters shown before and after, on the line of the fault and on those around it.
+/// The most characters shown before and after the fault on its line, and on the lines around it.
 const BEFORE: usize = 80;
 const AFTER: usize = 160;
 
@@ -21,12 +21,12 @@ pub struct Excerpt {
     text: String,
     span: Range<usize>,
     first_line: usize,
-    /// What was cut off the left of the fault's line, in bytes.
+    /// Bytes cut off at the left of the fault's line.
     cut: usize,
 }
 
 impl Excerpt {
-    /// Cuts around a range of bytes, which may lie anywhere.
+    /// Cuts an excerpt around a range of bytes, which may lie outside the text.
     pub fn new(name: &str, whole: &str, span: Range<usize>) -> Self {
         let start = floor(whole, span.start.min(span.end));
         let end = floor(whole, span.end).max(start);
@@ -41,7 +41,7 @@ impl Excerpt {
             text.push_str(&visible(head(line, BEFORE + AFTER)));
             text.push('\n');
         }
-        // The fault's own line keeps what is next to the fault.
+        // The fault's own line keeps the characters next to the fault.
         let left = whole[line_start..start].char_indices().rev().nth(BEFORE - 1);
         let cut = left.map_or(0, |(at, _)| at);
         text.push_str(&visible(&whole[line_start + cut..start]));
@@ -78,7 +78,7 @@ impl SourceCode for Excerpt {
         after: usize,
     ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
         let found = self.text.read_span(span, before, after)?;
-        // Without lines before it, what is read begins at the fault, whose column is that of the whole text.
+        // Without lines before it, the excerpt begins at the fault, whose column is that of the whole text.
         let column = found.column() + if before == 0 { self.cut } else { 0 };
         Ok(Box::new(MietteSpanContents::new_named(
             self.name.clone(),
@@ -91,7 +91,7 @@ impl SourceCode for Excerpt {
     }
 }
 
-/// Returns the nearest boundary of a character at or before a byte.
+/// Returns the nearest character boundary at or before a byte.
 fn floor(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }

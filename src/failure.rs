@@ -1,6 +1,6 @@
-//! `Failure`: what went wrong, where, and what to do next.
+//! `Failure`: the fault, its place, and a hint.
 //!
-//! Libraries return errors that name the thing and the fault; here alone they get a hint, a colour and an exit code.
+//! Libraries return errors that name the thing and the fault; only here do they get a hint, a colour and an exit code.
 
 use std::{fmt, io, io::Write as _};
 
@@ -11,7 +11,7 @@ use crate::{
     visible::{shortened, visible},
 };
 
-/// A message fills one screen at most, whatever a file brings along.
+/// The longest line of a message: one screen at most, whatever a file contains.
 const LONGEST_LINE: usize = 400;
 const MOST_LINES: usize = 24;
 
@@ -22,12 +22,12 @@ pub struct Failure {
     message: String,
     hint: Option<String>,
     place: Option<Box<LabelledExcerpt>>,
-    /// What else is wrong.
+    /// Further faults.
     also: Option<Box<Failure>>,
     broken_pipe: bool,
 }
 
-/// Returns both, or everything that is wrong with them.
+/// Returns both values, or all failures.
 pub fn both<A, B>(one: Result<A, Failure>, other: Result<B, Failure>) -> Result<(A, B), Failure> {
     match (one, other) {
         (Ok(one), Ok(other)) => Ok((one, other)),
@@ -36,7 +36,7 @@ pub fn both<A, B>(one: Result<A, Failure>, other: Result<B, Failure>) -> Result<
     }
 }
 
-/// A piece of a text that the user wrote or passed.
+/// An excerpt of a text that the user wrote or passed.
 #[derive(Debug)]
 struct LabelledExcerpt {
     source: Excerpt,
@@ -48,7 +48,7 @@ impl Failure {
     pub const NO: u8 = 1;
     /// Wrong input or usage.
     pub const INPUT: u8 = 2;
-    /// A bug of ours.
+    /// A bug of this program.
     pub const BUG: u8 = 70;
 
     /// A wrong input.
@@ -56,12 +56,12 @@ impl Failure {
         Self::with_code(Self::INPUT, message)
     }
 
-    /// A right question whose answer is no.
+    /// A valid question whose answer is no.
     pub fn no(message: impl fmt::Display) -> Self {
         Self::with_code(Self::NO, message)
     }
 
-    /// A fault of ours that was found before it did harm.
+    /// A bug of this program, found before it did harm.
     pub fn bug(message: impl fmt::Display) -> Self {
         Self::with_code(Self::BUG, message)
     }
@@ -70,7 +70,7 @@ impl Failure {
         Self { code, message: message.to_string(), hint: None, place: None, also: None, broken_pipe: false }
     }
 
-    /// Names the file that is wrong.
+    /// Names the faulty file.
     pub fn in_file(mut self, path: &std::path::Path) -> Self {
         let name = path.display().to_string();
         if !self.message.starts_with(&name) {
@@ -79,13 +79,13 @@ impl Failure {
         self
     }
 
-    /// Names a place as the user knows it, instead of where it is made.
+    /// Replaces a temporary path in the message by the path that the user knows.
     pub fn with_place(mut self, made: &std::path::Path, known: &std::path::Path) -> Self {
         self.message = self.message.replace(&made.display().to_string(), &known.display().to_string());
         self
     }
 
-    /// Adds what to do next.
+    /// Adds a hint.
     pub fn with_hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());
         self
@@ -104,7 +104,7 @@ impl Failure {
         self
     }
 
-    /// Adds the place of a fault that a reader found: its line and column, both counted from one.
+    /// Adds the place of a fault by its line and column, both counted from one.
     pub fn at_line(self, name: &str, text: &str, place: Option<(usize, usize)>) -> Self {
         let Some((line, column)) = place else { return self };
         let before: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
@@ -116,19 +116,19 @@ impl Failure {
         self.at(name, text, span, "here")
     }
 
-    /// Says what is wrong with a JSON text, and where.
+    /// The failure of a faulty JSON text, with its place.
     pub fn json(name: &str, text: &str, error: &serde_json::Error) -> Self {
         let place = (error.line(), error.column().max(1));
         let words = schema::in_file_words(&error.to_string());
         Self::input(format!("{name}: {words}")).at_line(name, text, (place.0 > 0).then_some(place))
     }
 
-    /// Tells whether a right question was answered with no.
+    /// Tells whether a valid question was answered with no.
     pub fn is_no(&self) -> bool {
         self.code == Self::NO
     }
 
-    /// Adds another fault, which is shown behind this one.
+    /// Adds another fault, which is shown after this one.
     pub fn and(mut self, other: Self) -> Self {
         self.also = Some(Box::new(match self.also.take() {
             Some(also) => also.and(other),
@@ -142,7 +142,7 @@ impl Failure {
         self.code
     }
 
-    /// Tells whether the reader of our output has left, which is no failure.
+    /// Tells whether the reader of the output has left, which is not a failure.
     pub fn is_broken_pipe(&self) -> bool {
         self.broken_pipe
     }
@@ -153,7 +153,7 @@ impl Failure {
         let mut text = format!("{bold_red}error{bold_red:#}: {}\n", bounded(&self.message));
         if let Some(place) = &self.place {
             let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor());
-            // The handler prints the message as well; only its drawing of the place is wanted.
+            // The handler also prints the message; only its drawing of the place is used.
             let mut drawing = String::new();
             if handler.render_report(&mut drawing, place.as_ref()).is_ok() {
                 text.extend(drawing.lines().skip(1).map(|line| format!("{line}\n")));
@@ -169,13 +169,13 @@ impl Failure {
     }
 }
 
-/// Writes to standard error; where that is closed or full there is nobody left to tell.
+/// Writes to standard error; if that is closed or full, the text is lost.
 pub fn say(text: &str) {
     crate::progress::done();
     let _ = anstream::stderr().write_all(text.as_bytes());
 }
 
-/// Writes a note to standard error. Steps of one command that find the same say it once.
+/// Writes a note to standard error. Steps of one command with the same note print it once.
 pub fn note(text: impl fmt::Display) {
     static SAID: std::sync::Mutex<std::collections::BTreeSet<String>> =
         std::sync::Mutex::new(std::collections::BTreeSet::new());
@@ -189,14 +189,14 @@ pub fn note(text: impl fmt::Display) {
     }
 }
 
-/// A page of notes of one kind.
+/// The most notes of one kind that are printed.
 const MOST_NOTES: usize = 8;
 
-/// Returns the notes that a person is shown: the first few, and how many there are beside.
+/// Returns the notes to print: the first few, and the number of the others.
 pub fn shown_notes(notes: Vec<String>) -> Vec<String> {
     let more = notes.len().saturating_sub(MOST_NOTES);
     let mut shown = notes;
-    // One line more says as much as one line about it.
+    // A single further note takes as much room as its count.
     if more > 1 {
         shown.truncate(MOST_NOTES);
         shown.push(format!("and {more} more like these (--format json lists all)"));
@@ -204,7 +204,8 @@ pub fn shown_notes(notes: Vec<String>) -> Vec<String> {
     shown
 }
 
-/// Makes a message fit for a screen: of bounded size, without controls, and no line of it looks like one of ours.
+/// Makes a message fit a screen: of bounded size, without control characters, and without lines that imitate the
+/// program's own.
 fn bounded(message: &str) -> String {
     let message = visible(message);
     let mut lines = message.lines();

@@ -1,7 +1,7 @@
-//! The files of an emitted folder, beside what its manifest says of them.
+//! The files of an emitted folder, compared with its manifest.
 //!
-//! The manifest is written last and holds size and CRC-32 of every other file. Folders of earlier versions say nothing of
-//! their files, and nothing is compared there.
+//! The manifest is written last and holds size and CRC-32 of every other file. Manifests of earlier versions do not
+//! list files; nothing is compared then.
 
 use std::{
     collections::BTreeMap,
@@ -18,26 +18,26 @@ use crate::{
     files,
 };
 
-/// The place of the manifest in a folder.
+/// The path of the manifest in a folder.
 pub const MANIFEST: &str = "stages/manifest.json";
 
-/// What becomes of a file that is not the one that was written.
+/// What to do with files that were changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changes {
-    /// It ends the command.
+    /// The command fails.
     Refused,
-    /// It is said.
+    /// The command prints a note.
     Said,
 }
 
 impl Changes {
-    /// Returns what `--allow-changes` asks for.
+    /// Returns the choice of `--allow-changes`.
     pub fn allowed(allow: bool) -> Self {
         if allow { Changes::Said } else { Changes::Refused }
     }
 }
 
-/// Adds what was written beside the stages to the manifest of a folder that is being made.
+/// Adds the files outside the stages to the manifest of a folder in the making.
 pub fn list_more(folder: &files::Folder) -> Result<(), Failure> {
     let root = folder.path("")?;
     let path = folder.path(MANIFEST)?;
@@ -52,7 +52,7 @@ pub fn list_more(folder: &files::Folder) -> Result<(), Failure> {
     files::write(&path, text.as_bytes())
 }
 
-/// Compares files with what the manifest says of them.
+/// Compares files with the manifest.
 pub fn check(
     folder: &Path,
     digests: &BTreeMap<String, FileDigest>,
@@ -62,7 +62,7 @@ pub fn check(
     let mut missing = Vec::new();
     let mut changed = Vec::new();
     for (name, expected) in digests.iter().filter(|(name, _)| is_wanted(name)) {
-        // A manifest from a stranger must not make us open files elsewhere.
+        // A manifest from a stranger must not open files elsewhere.
         if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
             return Err(Failure::input(format!(
                 "{} lists the file `{name}`",
@@ -75,7 +75,7 @@ pub fn check(
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 missing.push(format!("{shown} is missing"));
             }
-            // Sizes first: they cost nothing.
+            // Sizes first: they are cheap to check.
             Ok(data) if data.len() == expected.bytes && digest(&path)? == *expected => {}
             Ok(_) => changed.push(format!("{shown} was changed after it was written")),
             Err(error) => return Err(Failure::input(format!("{shown}: {error}"))),
@@ -86,7 +86,7 @@ pub fn check(
         return Ok(());
     }
     let hint = if missing.is_empty() {
-        "emit the stages again, or take it as it is now with --allow-changes"
+        "emit the stages again, or accept it with --allow-changes"
     } else {
         "emit the stages again"
     };
@@ -94,7 +94,7 @@ pub fn check(
     if missing.is_empty() { Ok(()) } else { Err(Failure::input(missing.join("\n       ")).with_hint(hint)) }
 }
 
-/// Lists the files, links and empty folders below a folder by their path in it, sorted.
+/// Lists the files, links and empty folders below a folder by their relative paths, sorted.
 pub fn all(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];
@@ -118,13 +118,13 @@ pub fn all(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Returns a path as the manifest writes it.
+/// Returns a path in the manifest's notation.
 pub fn in_manifest(path: &Path) -> String {
     let parts = path.components().map(|part| part.as_os_str().to_string_lossy());
     parts.collect::<Vec<_>>().join("/")
 }
 
-/// Returns size and checksum of a file, which is read in pieces.
+/// Returns size and checksum of a file, read in pieces.
 fn digest(path: &Path) -> Result<FileDigest, Failure> {
     let in_file = |error: io::Error| Failure::input(format!("{}: {error}", path.display()));
     let mut file = fs::File::open(path).map_err(in_file)?;

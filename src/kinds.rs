@@ -1,9 +1,9 @@
-//! Devices by their types.
+//! Devices counted by type.
 
 use indexmap::IndexMap;
 use schema::Device;
 
-/// Counts devices by type, in their order.
+/// Counts devices by type, in order of first occurrence.
 pub fn by_type<'a>(devices: impl IntoIterator<Item = &'a Device>) -> IndexMap<&'a str, usize> {
     let mut counts = IndexMap::new();
     for device in devices {

@@ -1,11 +1,11 @@
 //! The command `model-analyze`: arguments, files, clock, terminal, exit codes.
 //!
-//! One file a subcommand in `commands/`; each turns its arguments into calls of the libraries and prints. Two programs are
-//! made of it: `model-analyze`, and with the feature `torch` also `model-analyze-torch` (`src/bin`), which alone is linked to
-//! libtorch. A process with libtorch takes a quarter of a second to start, so the first goes on as the second
-//! (`src/with_libtorch.rs`) when a command computes with it, and not before.
+//! One file per subcommand in `commands/`; each turns its arguments into calls of the libraries and prints. There are
+//! two programs: `model-analyze`, and with the feature `torch` also `model-analyze-torch` (`src/bin`), the only one
+//! linked to libtorch. A process with libtorch takes a quarter of a second to start, so the first becomes the second
+//! (`src/with_libtorch.rs`) only for commands that compute with it.
 
-// Help texts are doc comments, and their `[NAME=]SHAPE[:DTYPE]` is no link.
+// Help texts are doc comments, and their `[NAME=]SHAPE[:DTYPE]` is not a link.
 #![allow(rustdoc::broken_intra_doc_links)]
 
 mod columns;
@@ -47,7 +47,7 @@ use crate::{commands::Command, failure::Failure, output::Output};
 
 pub use commands::Libtorch;
 
-/// What `model-analyze-torch` is made of beside libtorch.
+/// The modules that `model-analyze-torch` uses in addition to libtorch.
 #[doc(hidden)]
 pub mod parts {
     pub use crate::{
@@ -67,7 +67,7 @@ pub mod parts {
     };
 }
 
-/// Takes a traced PyTorch model apart and puts it back together as balanced pipeline stages.
+/// Divides a traced PyTorch model into balanced pipeline stages.
 #[derive(Parser)]
 #[command(name = "model-analyze", version, propagate_version = true, max_term_width = 100)]
 struct Cli {
@@ -75,7 +75,7 @@ struct Cli {
     command: Command,
 }
 
-/// Returns the command line's grammar; help is broken where the terminal ends, not where its source does.
+/// Returns the command line's grammar; help is wrapped at the terminal's width, not where its source is.
 pub(crate) fn grammar() -> clap::Command {
     Cli::command().mut_subcommands(|command| match command.get_after_help().map(ToString::to_string) {
         Some(text) => command.after_help(terminal::paragraphs(&text)),
@@ -88,7 +88,7 @@ fn parsed() -> Cli {
     parsed.unwrap_or_else(|error| error.format(&mut grammar()).exit())
 }
 
-/// Runs the command that the process was called with.
+/// Runs the command of the process's arguments.
 pub fn main(libtorch: Option<&Libtorch>) -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         progress::done();

@@ -1,4 +1,4 @@
-//! From a file to a model: read, built, and every fault shown with its place.
+//! From a file to a model: read and built; every fault is shown with its place.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -17,7 +17,7 @@ pub fn build(path: &Path, program: &Program, inputs: Vec<InputShape>) -> Result<
     Ok(graph)
 }
 
-/// Reads a trace without building its graph, and tells what was found while it was made.
+/// Reads a trace without building its graph, and prints the notes of tracing.
 pub fn program(path: &Path) -> Result<Program, Failure> {
     let program = program_quietly(path)?;
     crate::trace_notes::tell(&program);
@@ -30,7 +30,7 @@ pub fn program_quietly(path: &Path) -> Result<Program, Failure> {
     file.unless_changed(read(&file))
 }
 
-/// Says what a file is that models are read from; nothing where it is none.
+/// Describes the kind of a model file; `None` if it is none.
 pub fn kind_of_file(path: &Path) -> Option<&'static str> {
     let program = path.is_file().then(|| program_quietly(path).ok())??;
     Some(if is_exported(&program) { "a program of torch.export" } else { "a trace" })
@@ -46,19 +46,18 @@ pub fn read_archive(file: &files::Opened) -> Result<Program, Failure> {
     tracer::read_archive_at(file).map_err(|error| trace_failure(file.path(), &error))
 }
 
-/// Reads what the bytes are: an archive or IR text.
+/// Reads an archive or IR text, whichever the bytes are.
 pub fn read(file: &files::Opened) -> Result<Program, Failure> {
-    // Only a text with a graph in it is taken for IR; everything else is best explained by the reader of archives.
+    // Only a text with a graph in it counts as IR; all else gets the best message from the reader of archives.
     let text = if tracer::is_archive(&file.start(4)?) { None } else { file.text()? };
     let text = text.filter(|text| text.contains("graph("));
-    // Editors of some systems mark UTF-8.
+    // Some editors mark UTF-8.
     let text = text.as_deref().map(|text| text.strip_prefix('\u{feff}').unwrap_or(text));
     let Some(text) = text else { return read_archive(file) };
     let path = file.path();
     tracer::ir::read_ir(text).map_err(|error| {
-        let failure = Failure::input(format!("{}: {error}", path.display())).with_hint(
-            "IR text is what str(traced.graph) or str(traced.inlined_graph) gives, whole and unchanged",
-        );
+        let failure = Failure::input(format!("{}: {error}", path.display()))
+            .with_hint("IR text is the complete output of str(traced.graph) or str(traced.inlined_graph)");
         match error.span() {
             Some(span) => {
                 failure.at(&path.display().to_string(), text, span.start as usize..span.end as usize, "here")
@@ -75,7 +74,7 @@ fn tensors(path: &Path) -> Result<Vec<Tensor>, Failure> {
     if tracer::is_archive(&start) || !start.trim_ascii_start().starts_with(b"{") {
         return file.unless_changed(tracer::read_tensors_at(&file).map_err(|error| {
             trace_failure(path, &error).with_hint(
-                "--parameters takes what torch.save(model.state_dict(), FILE) writes, .safetensors, an archive, or JSON",
+                "--parameters takes a file of torch.save(model.state_dict(), FILE), a .safetensors, an archive, or JSON",
             )
         }));
     }
@@ -93,7 +92,7 @@ fn tensors(path: &Path) -> Result<Vec<Tensor>, Failure> {
     Ok(sizes.into_iter().map(tensor).collect())
 }
 
-/// Gives the trace's tensors what another file knows of them, and adds those that no operator reads.
+/// Completes the trace's tensors with the sizes in another file, and adds tensors that no operator reads.
 pub fn adopt_sizes(program: &mut Program, from: &Path) -> Result<(), Failure> {
     let mut rest: BTreeMap<String, Tensor> =
         tensors(from)?.into_iter().map(|tensor| (tensor.path.clone(), tensor)).collect();
@@ -112,7 +111,7 @@ pub fn adopt_sizes(program: &mut Program, from: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says where the sizes that the trace recorded were taken although the rules here give others.
+/// Reports sizes for which the trace's record was used although inference disagrees.
 fn disagreements(graph: &ModelGraph) -> Option<String> {
     let first = graph.disagreements.first()?;
     let operator = graph.operator(first.operator);
@@ -123,7 +122,7 @@ fn disagreements(graph: &ModelGraph) -> Option<String> {
         count => format!("{count} operators have"),
     };
     Some(format!(
-        "{count} other sizes or types in the trace than are inferred; the trace's are used (`{}` in {place}: {}, recorded {})",
+        "{count} sizes or types in the trace that differ from the inferred ones; the trace's are used (`{}` in {place}: {}, recorded {})",
         operator.name, first.inferred, first.recorded
     ))
 }
@@ -137,7 +136,7 @@ fn input_shape(text: &str) -> Result<InputShape, Failure> {
     let spec = InputSpec::parse(text).map_err(|error| {
         Failure::input(&error)
             .at("--input", text, error.span(), error.found())
-            .with_hint("inputs are written [NAME=]SHAPE[:DTYPE], such as 8x3x224x224 or ids=8x128:int64")
+            .with_hint("the format is [NAME=]SHAPE[:DTYPE], such as 8x3x224x224 or ids=8x128:int64")
     })?;
     let is_written = text.split(':').skip(1).any(|part| part == spec.dtype);
     let dtype = is_written
@@ -154,7 +153,7 @@ const DTYPES: [graph::DType; 17] = {
     ]
 };
 
-/// Turns what `tracer` found into a failure with its place and hint.
+/// Turns an error of `tracer` into a failure with its place and hint.
 pub fn trace_failure(path: &Path, error: &TraceError) -> Failure {
     let mut failure = Failure::input(format!("{}: {error}", path.display()));
     if let Some(place) = error.place() {
@@ -166,7 +165,7 @@ pub fn trace_failure(path: &Path, error: &TraceError) -> Failure {
     }
 }
 
-/// Turns what `graph` found into one failure; the first error with a place is drawn.
+/// Turns the errors of `graph` into one failure; the first error with a place is drawn.
 fn build_failure(path: &Path, program: &Program, errors: &BuildErrors) -> Failure {
     let lines: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
     let mut failure = Failure::input(format!("{}: {}", path.display(), lines.join("\n       ")));
@@ -183,13 +182,13 @@ fn build_failure(path: &Path, program: &Program, errors: &BuildErrors) -> Failur
     }
 }
 
-/// Says what could not be followed exactly, and where.
+/// Lists operators that could not be followed exactly, and their places.
 pub fn notes(program: &Program) -> impl Iterator<Item = String> {
     program.notes.iter().map(|note| {
         let path = if note.path.is_empty() { "(root)" } else { &note.path };
         let mut text = format!("{path}: {}", note.text);
         if note.node.is_some_and(|node| program.nodes[node.index()].operator == "prim::Opaque") {
-            text.push_str("; what it costs is not counted");
+            text.push_str("; its cost is not counted");
         }
         let source = program.sources.get(note.span.source as usize);
         if let Some(source) = source.filter(|_| note.span.end > note.span.start) {
@@ -204,7 +203,7 @@ pub fn notes(program: &Program) -> impl Iterator<Item = String> {
     })
 }
 
-/// Adds the place that a span of the program points at.
+/// Adds the place of a span of the program.
 pub fn at_span(failure: Failure, program: &Program, span: Span, label: &str) -> Failure {
     match program.sources.get(span.source as usize) {
         Some(source) if span.end > span.start => {
@@ -228,18 +227,18 @@ fn hint(error: &BuildError) -> Option<String> {
             Some(format!("give at most {} --input", inputs.len()))
         }
         BuildError::TooManyInputs { .. } | BuildError::NoTensor { .. } => Some(
-            "--input gives shapes to tensors alone; wrap the model in one whose `forward` takes tensors, and trace that"
+            "--input gives shapes only to tensors; wrap the model in one whose `forward` takes tensors, and trace that"
                 .to_string(),
         ),
         BuildError::NoSuchInput { .. } | BuildError::InputTwice { .. } => {
-            Some("give each input one --input NAME=SHAPE, or shapes in the order of `forward`".to_string())
+            Some("give one --input NAME=SHAPE per input, or shapes in the order of `forward`".to_string())
         }
         BuildError::Size { .. } => Some(
             "export it with the sizes left open: torch.export.export(model, args, dynamic_shapes={\"x\": {0: torch.export.Dim(\"batch\", max=64)}})"
                 .to_string(),
         ),
         BuildError::Rejected { .. } => Some(
-            "sizes that tracing has fixed as numbers fit the traced shapes only; try those, or trace again with the shapes you want"
+            "tracing fixed sizes as numbers that fit only the traced shapes; use those, or trace again with the wanted shapes"
                 .to_string(),
         ),
         _ => None,

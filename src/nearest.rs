@@ -1,8 +1,8 @@
-//! What somebody meant who wrote a name that there is not.
+//! The nearest existing name to a misspelt one.
 
-/// Returns the name that differs least, if by `within` letters or fewer; the first by alphabet among equals.
+/// Returns the name that differs least, if by at most `within` letters; of equals the first alphabetically.
 ///
-/// A word of which more than half is other letters is another word.
+/// A word in which more than half of the letters differ is another word.
 pub fn nearest<S: AsRef<str>>(wanted: &str, names: impl IntoIterator<Item = S>, within: usize) -> Option<S> {
     let within = within.min(wanted.chars().count() / 2);
     let scored = names.into_iter().map(|name| (strsim::damerau_levenshtein(name.as_ref(), wanted), name));
@@ -10,7 +10,7 @@ pub fn nearest<S: AsRef<str>>(wanted: &str, names: impl IntoIterator<Item = S>, 
     near.min_by(|a, b| a.0.cmp(&b.0).then_with(|| a.1.as_ref().cmp(b.1.as_ref()))).map(|(_, name)| name)
 }
 
-/// Asks whether the nearest name was meant, behind a message; nothing where none is near.
+/// Returns "did you mean" with the nearest name, to append to a message; empty if none is near.
 pub fn meant<S: AsRef<str>>(wanted: &str, names: impl IntoIterator<Item = S>, within: usize) -> String {
     let near = nearest(wanted, names, within);
     near.map_or_else(String::new, |near| format!(", did you mean `{}`?", near.as_ref()))

@@ -1,8 +1,8 @@
-//! How many operations a model has, for rates: TFLOPS, and the share of a device's peak.
+//! The number of operations of a model, for rates: TFLOPS, and the share of a device's peak.
 
 use graph::{ModelGraph, OperatorCosts};
 
-/// Counts a model's operations there and back; returns the data type of most of them, too.
+/// Counts a model's operations in both passes; also returns the data type of most of them.
 pub fn operations(graph: &ModelGraph, costs: &OperatorCosts) -> Option<(f64, String)> {
     let total = costs.total();
     let sum =

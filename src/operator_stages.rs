@@ -1,4 +1,4 @@
-//! Which stage an operator belongs to: the same answer for pictures, tables and what is emitted.
+//! The stage of each operator: the same for pictures, tables and emitted files.
 
 use std::collections::HashSet;
 
@@ -9,12 +9,12 @@ use crate::failure::Failure;
 
 /// Returns the stage of each of a program's operators under a plan.
 ///
-/// Stages name blocks, and operators that stand between a block's calls: `layer1.0/add_`. Where a block is named by its
-/// parts, what stands between them goes with the operator before it, as the planner counts it and `emit` writes it.
-/// Nothing else is without a stage but blocks that the plan does not name.
+/// Stages name blocks, and operators between a block's calls: `layer1.0/add_`. If a block is named by its parts,
+/// operators between them belong to the stage of the preceding operator, as the planner counts them and `emit` writes
+/// them. Only blocks that the plan does not name have no stage.
 ///
 /// # Errors
-/// When the model has no such block.
+/// If the model has no such block.
 pub fn of_plan(name: &str, plan: &Plan, program: &Program) -> Result<Vec<Option<u32>>, Failure> {
     let owners = codegen::owners(program, blocks(plan)).map_err(|(stage, block)| {
         Failure::input(format!("{name}: the model has no block `{block}`, which stage {stage} names"))
@@ -23,7 +23,7 @@ pub fn of_plan(name: &str, plan: &Plan, program: &Program) -> Result<Vec<Option<
     Ok(owners.iter().map(|owner| owner.map(|(stage, _)| stage)).collect())
 }
 
-/// Tells for each operator whether its stage computes it again in the backward pass.
+/// Returns for each operator whether its stage recomputes it in the backward pass.
 pub fn again(plan: &Plan, program: &Program) -> Vec<bool> {
     let Ok(owners) = codegen::owners(program, blocks(plan)) else { return vec![false; program.nodes.len()] };
     let is_again: Vec<HashSet<&str>> =

@@ -1,4 +1,4 @@
-//! Standard output: data only, quiet when the reader leaves.
+//! Standard output: only data, and silent when the reader leaves.
 
 use std::{
     fmt::Write as _,
@@ -14,10 +14,10 @@ use crate::{
     visible::visible,
 };
 
-/// How emphasis looks.
+/// The style of emphasis.
 const STRONG: anstyle::Style = anstyle::Style::new().bold();
 
-/// How a command prints its answer.
+/// The format of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.
@@ -27,18 +27,18 @@ pub enum Format {
     Json,
 }
 
-/// Where a command's answer goes.
+/// The destination of a command's answer.
 pub struct Output {
     writer: Box<dyn Write>,
 }
 
 impl Output {
-    /// Returns the process's standard output; colours are dropped where nobody can see them.
+    /// Returns the process's standard output; colours are dropped if it is not a terminal.
     pub fn stdout() -> Self {
         Self { writer: Box::new(anstream::AutoStream::auto(io::stdout())) }
     }
 
-    /// Writes a text for people; names in it cannot speak to their terminal, and long lines break between words.
+    /// Writes a text for people: control characters in names are replaced, and long lines break between words.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
         let width = terminal::width();
         let mut shown = String::with_capacity(text.len() + 64);
@@ -57,20 +57,20 @@ impl Output {
         self.document(&shown)
     }
 
-    /// Writes a document as it is.
+    /// Writes a document unchanged.
     pub fn document(&mut self, text: &str) -> Result<(), Failure> {
         progress::done();
         let done = self.writer.write_all(text.as_bytes()).and_then(|()| self.writer.flush());
         done.map_err(unwritten)
     }
 
-    /// Writes bytes that are no text; a terminal is spared them.
+    /// Writes binary data; refused on a terminal.
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         if io::stdout().is_terminal() {
             return Err(Failure::input("a terminal cannot show this").with_hint("name a file with -o"));
         }
         progress::done();
-        // Not through what takes colours out.
+        // Bypasses the filter of colours.
         let mut plain = io::stdout().lock();
         plain.write_all(bytes).and_then(|()| plain.flush()).map_err(unwritten)
     }

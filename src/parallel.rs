@@ -1,4 +1,4 @@
-//! Independent work on all processors.
+//! Independent work on all cores.
 
 use std::{
     num::NonZero,
@@ -6,10 +6,10 @@ use std::{
     thread,
 };
 
-/// Does the same with every item; results come in the order of the items.
+/// Applies a function to every item; results are in the order of the items.
 ///
 /// # Panics
-/// When the work does.
+/// When the function does.
 pub fn map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let take = || {

@@ -1,4 +1,4 @@
-//! A plan file, read in one way by every command: header, shape, and that it is a plan for this model.
+//! Reads plan files in one way for every command: header, shape, and whether it is a plan for this model.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use schema::{Plan, PlanFileError};
 
 use crate::{failure::Failure, files, workspace::ModelFile};
 
-/// Reads a plan and checks what it says about itself.
+/// Reads a plan and checks its header.
 pub fn read(path: &Path) -> Result<Plan, Failure> {
     let text = files::read_text(path)?;
     let name = path.display().to_string();
@@ -27,7 +27,7 @@ pub fn read_for(path: &Path, model: &ModelFile) -> Result<Plan, Failure> {
         .with_hint(format!("its digest is {theirs}, this model's is {ours}; plan again")))
 }
 
-/// Shows a text that is no plan, with the place.
+/// The failure for a text that is not a plan, with the place.
 fn unreadable(name: &str, text: &str, error: &PlanFileError) -> Failure {
     let failure = Failure::input(format!("{name}: {error}"));
     let span = match error {
@@ -42,8 +42,8 @@ fn unreadable(name: &str, text: &str, error: &PlanFileError) -> Failure {
         (None, _) => failure,
     };
     failure.with_hint(match error {
-        PlanFileError::Version(_) => "a newer model-analyze wrote it; update, or plan again with this one",
-        _ => "a plan is what `model-analyze plan -o` writes",
+        PlanFileError::Version(_) => "it is from a newer model-analyze; update, or plan again with this one",
+        _ => "`model-analyze plan -o` writes plans",
     })
 }
 
@@ -59,7 +59,7 @@ fn field(text: &str, name: &str) -> Option<std::ops::Range<usize>> {
     None
 }
 
-/// Checks what every command relies on.
+/// Checks the invariants that every command relies on.
 fn check(name: &str, plan: &Plan) -> Result<(), Failure> {
     if plan.stages.is_empty() {
         return Err(Failure::input(format!("{name} has no stages")));

@@ -1,4 +1,4 @@
-//! Who writes: the name and the version, as files say it.
+//! The program's name and version, as written into files.
 
 /// Name and version.
 pub const PROGRAM: &str = concat!("model-analyze ", env!("CARGO_PKG_VERSION"));

@@ -1,6 +1,6 @@
-//! What a command is at, on standard error, once it has worked for a second; silent where nobody looks.
+//! The current work of a command, on standard error, shown after a second; silent if there is no terminal.
 //!
-//! There is one terminal and so one spinner: what works within something longer speaks for it while it lasts.
+//! There is one terminal and so one spinner: work within longer work shows its message meanwhile.
 
 use std::{
     io::IsTerminal,
@@ -14,7 +14,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Nobody wants to read what is done before they have read it.
+/// Shorter work would end before its message is read.
 const PATIENCE: Duration = Duration::from_secs(1);
 const FRAME: Duration = Duration::from_millis(100);
 
@@ -24,16 +24,16 @@ struct Spinner {
 }
 
 static SPINNER: Mutex<Option<Spinner>> = Mutex::new(None);
-/// How far it is.
+/// The progress of the work.
 static PLACE: Mutex<String> = Mutex::new(String::new());
 
-/// A line that is cut where the terminal ends: one that wraps could not be taken back.
+/// A line that is cut at the terminal's width: a wrapped line could not be cleared.
 fn spinner() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {wide_msg}").expect("both parts are known");
     ProgressBar::new_spinner().with_style(style)
 }
 
-/// Says what is done from now on, until [`done`].
+/// Shows what is done from now on, until [`done`].
 pub fn working(message: &'static str) {
     done();
     if !std::io::stderr().is_terminal() {
@@ -61,7 +61,7 @@ pub fn working(message: &'static str) {
     *SPINNER.lock().unwrap_or_else(PoisonError::into_inner) = Some(Spinner { stop, thread });
 }
 
-/// Says how far that is.
+/// Shows the progress.
 pub fn at(place: String) {
     *PLACE.lock().unwrap_or_else(PoisonError::into_inner) = place;
 }

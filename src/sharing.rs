@@ -1,7 +1,8 @@
-//! Devices that do the work of one together: which strategy each operator takes, and the workspace of one such device.
+//! Devices that share layers: the strategy of each operator, and the workspace of one such device.
 //!
-//! Strategies and exchanges are `graph`'s, the search is `partitioner`'s, seconds are the cost model's and the links'. Times of
-//! strategies are those of the whole operator, dealt out; once chosen, the program of one device is predicted at its own sizes.
+//! Strategies and exchanges come from `graph`, the search from `partitioner`, seconds from the cost model and the
+//! links. Times of strategies are parts of the whole operator's time; after the choice, the program of one device is
+//! predicted at its own sizes.
 
 mod choice;
 mod first;

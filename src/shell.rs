@@ -1,6 +1,6 @@
-//! Commands that are shown to be copied: words as a shell takes them.
+//! Commands to be copied: words in a shell's notation.
 
-/// Returns a word as a POSIX shell reads it, in quotes where it would mean anything else.
+/// Returns a word for a POSIX shell, quoted if it has special characters.
 pub fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "_-./:=,@%+".contains(letter);
     if !word.is_empty() && word.chars().all(is_plain) {

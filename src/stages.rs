@@ -1,4 +1,4 @@
-//! A folder of emitted stages: its manifest, how its stages join, and the inputs they want.
+//! A folder of emitted stages: its manifest, how its stages are connected, and their inputs.
 
 use std::path::{Path, PathBuf};
 
@@ -16,13 +16,13 @@ use crate::{
 
 /// A folder written by `emit` or `split`.
 pub struct Stages {
-    /// What joins them.
+    /// The manifest.
     pub manifest: Manifest,
-    /// The same as numbers.
+    /// The connections as numbers.
     pub wiring: Wiring,
-    /// For each tensor that the model returns, the stage and the position of the output.
+    /// The stage and the position of each of the model's outputs.
     pub model_outputs: Vec<(usize, usize)>,
-    /// The plan beside the stages, where there is one.
+    /// The plan of the stages, if there is one.
     pub plan: Option<Plan>,
     folder: PathBuf,
 }
@@ -39,7 +39,7 @@ impl Stages {
         match value["schema_version"].as_u64() {
             Some(version) if version <= u64::from(MANIFEST_VERSION) => {}
             Some(version) => {
-                let message = format!("version {version} is newer than {MANIFEST_VERSION}, the newest known");
+                let message = format!("version {version} is newer than the supported {MANIFEST_VERSION}");
                 return Err(broken(&message));
             }
             None => return Err(broken(&"there is no `schema_version`")),
@@ -51,7 +51,7 @@ impl Stages {
         let mut model_outputs = Vec::new();
         leaves(&manifest.output, &mut |position| model_outputs.push((last, position as usize)));
         if model_outputs.iter().any(|&(stage, position)| position >= wiring.stages[stage].n_outputs) {
-            return Err(broken(&"the model returns an output that the last stage does not have"));
+            return Err(broken(&"the last stage lacks one of the model's outputs"));
         }
         let plan = folder.join("plan.yaml");
         let plan = plan.exists().then(|| plan_file::read(&plan)).transpose()?;
@@ -63,7 +63,7 @@ impl Stages {
         &self.folder
     }
 
-    /// Compares the files that `is_wanted` names with the digests of the manifest.
+    /// Compares the wanted files with the digests of the manifest.
     pub fn check_files(&self, changes: Changes, is_wanted: impl Fn(&str) -> bool) -> Result<(), Failure> {
         folder_files::check(&self.folder, &self.manifest.files, changes, is_wanted)
     }
@@ -76,15 +76,15 @@ impl Stages {
                     .with_hint("emit the stages again with --targets torchscript")
             };
             let name = stage.files.torchscript.as_ref().ok_or_else(missing)?;
-            // A manifest from a stranger must not make us open files elsewhere.
+            // A manifest from a stranger must not open files elsewhere.
             match Path::new(name).components().collect::<Vec<_>>()[..] {
                 [std::path::Component::Normal(name)] => Ok(self.folder.join("stages").join(name)),
                 _ => Err(Failure::input(format!("stage {} names the file `{name}`", stage.stage))
-                    .with_hint("files of a stage lie beside manifest.json")),
+                    .with_hint("files of a stage must be in the folder of manifest.json")),
             }
         };
         let archives: Vec<PathBuf> = self.manifest.stages.iter().map(path).collect::<Result<_, _>>()?;
-        // libtorch's parser has no limit to nesting, and takes the process down; ours names the file and the place.
+        // libtorch's parser has no limit on nesting and crashes the process; this reader names the file and the place.
         archives.iter().try_for_each(|archive| crate::model::program(archive).map(|_| ()))?;
         Ok(archives)
     }
@@ -103,7 +103,7 @@ fn wiring(manifest: &Manifest) -> Result<Wiring, String> {
     };
     let stage = |stage: &schema::StageFiles| {
         let inputs = stage.inputs.iter().map(|input| {
-            let missing = || format!("input `{}` of stage {} comes from nowhere", input.name, stage.stage);
+            let missing = || format!("input `{}` of stage {} has no source", input.name, stage.stage);
             source(&input.from).ok_or_else(missing)
         });
         Ok(StageWiring { inputs: inputs.collect::<Result<_, String>>()?, n_outputs: stage.outputs.len() })
@@ -133,7 +133,7 @@ impl Stages {
         let recorded = self.manifest.source.as_ref().map(PathBuf::from);
         let path = given.map(Path::to_path_buf).or(recorded);
         let path = path.ok_or_else(|| {
-            Failure::input("the stages do not say which file they were cut from")
+            Failure::input("the manifest does not name the file that the stages were cut from")
                 .with_hint("name it with --model FILE")
         })?;
         let model = ModelFile::read(&path)?;
@@ -141,11 +141,14 @@ impl Stages {
             return Ok(model);
         }
         let name = &self.manifest.model.name;
-        Err(Failure::input(format!("{} is not the model the stages were cut from ({name})", path.display()))
-            .with_hint("emit the stages again, or name the right file with --model"))
+        Err(Failure::input(format!(
+            "{} is not the model that the stages were cut from ({name})",
+            path.display()
+        ))
+        .with_hint("emit the stages again, or name the right file with --model"))
     }
 
-    /// Returns what random inputs must look like: integers stay below every embedding's number of rows.
+    /// Returns the ranges of random inputs: integers stay below the number of rows of every embedding.
     pub fn input_specs(&self, program: &Program) -> Result<Vec<DrawnInput>, Failure> {
         let embeddings = program.nodes.iter().filter(|node| node.operator.starts_with("aten::embedding"));
         let rows = embeddings.filter_map(|node| match node.arguments.first()?.operand {
@@ -155,7 +158,7 @@ impl Stages {
         let below = rows.min().map_or(2, |rows| i64::try_from(rows).unwrap_or(i64::MAX));
         let spec = |input: &schema::Boundary| {
             let unknown = || {
-                Failure::input(format!("the shape of input `{}` is not known", input.name))
+                Failure::input(format!("the shape of input `{}` is unknown", input.name))
                     .with_hint("trace the model with `model-analyze trace`, which records shapes")
             };
             let shape = input.shape.as_ref().ok_or_else(unknown)?;
@@ -173,15 +176,15 @@ impl Stages {
     }
 }
 
-/// Lists the Python packages whose operators a model calls.
+/// Lists the Python packages with operators that a model calls.
 pub fn libraries(program: &Program) -> Vec<&'static str> {
-    // Scripted control flow is kept as text.
+    // Scripted control flow is stored as text.
     let has_vision = program.nodes.iter().any(|node| node.operator.starts_with("torchvision::"))
         || program.sources.iter().any(|source| source.text.contains("ops.torchvision."));
     if has_vision { vec!["torchvision"] } else { Vec::new() }
 }
 
-/// An input of the model that is drawn at random.
+/// A random input of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DrawnInput {
     /// Name for messages.
@@ -190,8 +193,8 @@ pub struct DrawnInput {
     pub dtype: String,
     /// Sizes of one micro-batch.
     pub shape: Vec<i64>,
-    /// Numbers are drawn from this one on, and below that one, where the trace says so.
+    /// Numbers are at least the first and below the second, if the trace has a range.
     pub range: Option<(f64, f64)>,
-    /// Integers without a range are drawn below this.
+    /// Integers without a range are below this.
     pub below: i64,
 }

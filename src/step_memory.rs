@@ -1,23 +1,23 @@
-//! What a training step holds on each device, in parts, and whether it fits.
+//! The memory of a training step on each device, by part, and whether it fits.
 //!
-//! Two moments compete: the fullest of forward and backward pass (`graph::step_memory`), and the optimizer's step, where all gradients
-//! are there and activations are gone. The first step of a run has no optimizer state yet; this is a later one.
+//! Two moments compete: the fullest of forward and backward pass (`graph::step_memory`), and the optimizer's step,
+//! which has all gradients and no activations. The first step of a run has no optimizer state yet; this is a later one.
 
 use std::ops::Range;
 
 use graph::{BlockId, Item, LossMemory, ModelGraph, Moment, OperatorCosts, StepOptions, step_memory};
 use schema::{Bytes, MemoryPart, ShardingLevel};
 
-/// What an optimizer keeps, in numbers beside each parameter, and what its step makes meanwhile.
+/// The memory of an optimizer: its state, and the temporaries of its step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerMemory {
-    /// Numbers beside each parameter.
+    /// Numbers per parameter.
     pub numbers: u64,
-    /// Bits of one; those of the parameter, or of its master copy, when absent.
+    /// Bits of each; those of the parameter, or of its master copy, when absent.
     pub bits: Option<u64>,
-    /// Copies of the parameters that torch's `foreach` form makes meanwhile: Adam's square roots.
+    /// Temporary copies of the parameters in torch's `foreach` form: Adam's square roots.
     pub temporaries: u64,
-    /// Whether parameters of fewer bits have a copy in float32 that is trained.
+    /// Whether parameters of less than 32 bits have a float32 copy that is trained.
     pub masters: bool,
 }
 
@@ -26,26 +26,26 @@ pub struct OptimizerMemory {
 pub struct Setting {
     /// Its optimizer.
     pub optimizer: OptimizerMemory,
-    /// What comes behind the outputs.
+    /// The loss after the outputs.
     pub loss: LossMemory,
-    /// Devices that train together, each with its own samples.
+    /// Devices for data parallelism, each with its own samples.
     pub devices: u32,
-    /// What they share out.
+    /// The sharding level.
     pub sharding: ShardingLevel,
-    /// Whether calls are computed again in the backward pass.
+    /// Whether calls are recomputed in the backward pass.
     pub recompute: bool,
-    /// Whether activations wait in host memory.
+    /// Whether activations are moved to host memory.
     pub offload: bool,
-    /// Whether gradients of several micro-batches are added up.
+    /// Whether gradients of several micro-batches are summed.
     pub accumulates: bool,
 }
 
-/// What is held at the fullest moment.
+/// The memory at the fullest moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
-    /// Parts, those that are nothing left out.
+    /// Parts, without those of zero bytes.
     pub parts: Vec<MemoryPart>,
-    /// The moment; none in the optimizer's step.
+    /// The moment; `None` for the optimizer's step.
     pub moment: Option<Moment>,
 }
 
@@ -56,7 +56,7 @@ impl Held {
     }
 }
 
-/// Returns what each device holds at the fullest moment of a step.
+/// Returns the memory of each device at the fullest moment of a step.
 pub fn held(graph: &ModelGraph, costs: &OperatorCosts, setting: &Setting) -> Held {
     let once = |role| graph.tensors.iter().filter(move |t| t.role == role && t.first == t.id);
     let parameters: u64 =
@@ -88,7 +88,7 @@ pub fn held(graph: &ModelGraph, costs: &OperatorCosts, setting: &Setting) -> Hel
     let gradients: u64 = trained.iter().map(|tensor| tensor.bytes).fold(0, u64::saturating_add);
     let buckets = match (setting.devices, setting.sharding) {
         (0 | 1, _) | (_, ShardingLevel::Zero2 | ShardingLevel::Zero3) => 0,
-        // DDP's buckets are a second copy of the gradients, unless they are views of them.
+        // DDP's buckets are a second copy of the gradients, unless the gradients are views of them.
         _ => gradients,
     };
     let always = [
@@ -120,7 +120,7 @@ pub fn held(graph: &ModelGraph, costs: &OperatorCosts, setting: &Setting) -> Hel
 }
 
 impl OptimizerMemory {
-    /// Bytes of state of so many numbers.
+    /// Bytes of optimizer state for the given numbers.
     fn state(&self, elements: u64, bytes: u64) -> u64 {
         let is_narrow = bytes < elements.saturating_mul(4);
         let each = if self.masters && is_narrow { elements.saturating_mul(4) } else { bytes };
@@ -130,7 +130,7 @@ impl OptimizerMemory {
     }
 }
 
-/// Bytes of what devices that share parameters or gradients out bring together: two layers' at a time.
+/// Bytes that devices gather under sharded parameters or gradients: two layers at a time.
 fn whole_units(graph: &ModelGraph, setting: &Setting) -> u64 {
     let kinds = match setting.sharding {
         ShardingLevel::Zero3 => 2,
@@ -145,7 +145,7 @@ fn whole_units(graph: &ModelGraph, setting: &Setting) -> u64 {
     largest.saturating_mul(2).min(all).saturating_mul(kinds)
 }
 
-/// Returns the calls that are wrapped one by one: taken apart until none has more than a quarter of the parameters.
+/// Returns the calls that are wrapped one by one: divided until none has more than a quarter of the parameters.
 fn layers(graph: &ModelGraph) -> Vec<BlockId> {
     let all = own_bytes(graph, BlockId::ROOT);
     let mut layers = vec![BlockId::ROOT];
@@ -174,7 +174,7 @@ fn own_bytes(graph: &ModelGraph, block: BlockId) -> u64 {
     tensors.filter(|tensor| seen.insert(tensor.first)).map(|tensor| tensor.bytes).fold(0, u64::saturating_add)
 }
 
-/// Returns the calls that are computed again, at the depth of the tree where that saves most.
+/// Returns the calls to recompute, at the depth of the tree that saves most.
 fn units_to_recompute(graph: &ModelGraph, costs: &OperatorCosts, setting: &Setting) -> Vec<Range<u32>> {
     let deepest = graph.blocks.iter().map(|block| block.depth).max().unwrap_or(0);
     let peak = |runs: &Vec<Range<u32>>| {

@@ -1,18 +1,18 @@
-//! How wide standard output is, where it is a terminal, and what fits it.
+//! The width of standard output, if it is a terminal, and text that fits it.
 //!
-//! A pipe has no width: what goes into one is whole.
+//! A pipe has no width: its text is never shortened.
 
 use std::{borrow::Cow, io::IsTerminal};
 
-/// Nobody has a narrower terminal; below this nothing is shortened.
+/// Terminals narrower than this are treated as this wide.
 const NARROWEST: usize = 30;
-/// Text is not wider than this, however wide the terminal.
+/// The maximum width of text, however wide the terminal.
 const WIDEST_TEXT: usize = 100;
 
-/// Begins a line that is emphasised where a terminal shows it: [`crate::output::Output::text`] takes it out.
+/// Marks a line to emphasise on a terminal; [`crate::output::Output::text`] removes the mark.
 pub const EMPHASIS: char = '\u{1}';
 
-/// Returns the columns of the terminal that standard output is; none for a pipe or a file.
+/// Returns the columns of the terminal that standard output is; `None` for a pipe or a file.
 pub fn width() -> Option<usize> {
     if !std::io::stdout().is_terminal() {
         return None;
@@ -21,7 +21,7 @@ pub fn width() -> Option<usize> {
     asked.or_else(|| columns(std::io::stdout())).filter(|width| *width > 0).map(|width| width.max(NARROWEST))
 }
 
-/// Returns the columns of the terminal that standard error is; none for a pipe or a file.
+/// Returns the columns of the terminal that standard error is; `None` for a pipe or a file.
 pub fn error_width() -> Option<usize> {
     if !std::io::stderr().is_terminal() {
         return None;
@@ -34,13 +34,13 @@ fn columns(terminal: impl std::os::fd::AsFd) -> Option<usize> {
     rustix::termios::tcgetwinsize(terminal).ok().map(|size| usize::from(size.ws_col))
 }
 
-/// Elsewhere only the variable says it.
+/// Elsewhere only the environment variable tells it.
 #[cfg(not(unix))]
 fn columns<T>(_terminal: T) -> Option<usize> {
     None
 }
 
-/// Joins lines that follow each other without an indentation: who prints them breaks them anew.
+/// Joins consecutive lines without indentation: they are wrapped again when printed.
 pub fn paragraphs(text: &str) -> String {
     let mut joined = String::new();
     let mut is_open = false;
@@ -55,12 +55,12 @@ pub fn paragraphs(text: &str) -> String {
     joined
 }
 
-/// Returns the width that paragraphs are written in.
+/// Returns the width of paragraphs.
 pub fn text_width() -> usize {
     width().map_or(WIDEST_TEXT, |width| width.min(WIDEST_TEXT))
 }
 
-/// Breaks a line between words where it is too wide; what follows is indented like it, and a little more.
+/// Breaks a line between words if it is too wide; the continuation is indented a little more.
 pub fn broken(line: &str, width: usize) -> Cow<'_, str> {
     if line.chars().count() <= width {
         return Cow::Borrowed(line);
@@ -78,7 +78,7 @@ pub fn broken(line: &str, width: usize) -> Cow<'_, str> {
             text.push('\n');
             text.push_str(&indent);
             column = indent.len() + wide;
-            // Spaces that lined words up end where the line does.
+            // Alignment spaces at a line's end are dropped.
             if wide == 0 {
                 continue;
             }
@@ -92,10 +92,10 @@ pub fn broken(line: &str, width: usize) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// Shortens a name in its middle, by whole words where two of them fit.
+/// Shortens a name in its middle, by whole words if two of them fit.
 ///
-/// Words are parts of a path, and parts of those where a part by itself is too wide: `model.layers.0.mlp` becomes
-/// `model…mlp`, never `model.layers.0.m`.
+/// Words are parts of a path, and parts of those if one part is too wide: `model.layers.0.mlp` becomes `model…mlp`,
+/// never `model.layers.0.m`.
 pub fn shortened(name: &str, width: usize) -> String {
     let wide = |text: &str| text.chars().count();
     if wide(name) <= width {
@@ -112,7 +112,7 @@ pub fn shortened(name: &str, width: usize) -> String {
     }
     for separators in [&['.', '/', ' '][..], &['.', '/', ' ', '_', '-', ':']] {
         let ends: Vec<usize> = name.match_indices(separators).map(|(at, _)| at).collect();
-        // As much of the end as fits beside the first word, or beside nothing.
+        // As much of the end as fits with the first word, or alone.
         let head = ends.first().map_or("", |at| &name[..*at]);
         for head in [head, ""] {
             let mut tails = ends.iter().map(|at| &name[at + 1..]);

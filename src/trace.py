@@ -1,14 +1,14 @@
 """Builds a PyTorch model, traces it and saves the archive with its shapes inside.
 
-`model-analyze trace` feeds this file to the user's interpreter on standard input; the request is the first
-argument, as JSON. Everything it has to say goes to standard output, one JSON document a line:
+`model-analyze trace` feeds this file to the user's interpreter on standard input; the request is the first argument, as
+JSON. All messages go to standard output, one JSON document per line:
 
     {"step": "..."}                      what is being done
     {"note": "..."}                      something the user may want to know
     {"done": {...}}                      the last line of a success
     {"error": {"step", "message", ...}}  the last line of a failure
 
-Whatever the model itself prints goes to standard error. Only torch is needed.
+The model's own output goes to standard error. Only torch is needed.
 """
 
 import collections.abc
@@ -26,7 +26,7 @@ import traceback
 import types
 import warnings
 
-# Nodes that become operands and so carry no line of their own in the record.
+# Nodes that become operands and therefore have no line in the record.
 INLINE = {
     "prim::Constant",
     "prim::GetAttr",
@@ -36,19 +36,19 @@ INLINE = {
     "prim::DictConstruct",
     "prim::CallMethod",
 }
-# Statements that stay whole; their inner nodes are not listed.
+# Statements that are recorded as a whole; their inner nodes are not listed.
 OPAQUE = {"prim::If", "prim::Loop", "prim::With"}
 
 
 class Refused(Exception):
-    """A request that cannot be met; the text is for the user, and the hint says what to do."""
+    """A request that cannot be fulfilled; the text is for the user, and the hint suggests what to do."""
 
     def __init__(self, text, hint=None):
         super().__init__(text)
         self.hint = hint
 
 
-# The step in which a model says whether it takes its inputs.
+# The step in which a model shows whether it accepts its inputs.
 RUNNING = "running forward"
 
 
@@ -57,7 +57,7 @@ def dtype_name(dtype):
 
 
 def tensor_type(type_):
-    """Returns what the tracer knows about a tensor value, or None."""
+    """Returns what the tracer recorded about a tensor value, or None."""
     if type_.kind() != "TensorType":
         return None
     known = {}
@@ -76,16 +76,16 @@ def tensor_type(type_):
 
 
 def inlined_graph(traced):
-    """Returns the graph with its calls followed, as the archive will hold it.
+    """Returns the graph with its calls inlined, as the archive will hold it.
 
-    By itself torch simplifies what it inlines: sizes made tensors and back, a `cat` of a `cat`. The archive keeps
-    them. The first call decides, since torch keeps the simplified graphs.
+    By default torch simplifies while it inlines: sizes converted to tensors and back, a `cat` of a `cat`. The archive
+    keeps these. The first call decides, since torch caches the simplified graphs.
     """
     import torch
 
     with torch.jit.optimized_execution(False):
         graph = traced.inlined_graph
-        # Without simplification a pass goes one call deep; a call that stays cannot be followed.
+        # Without simplification a pass inlines one level of calls; a call that remains cannot be inlined.
         before = None
         while (calls := describe_calls(graph)) and calls != before:
             torch._C._jit_pass_inline(graph)
@@ -110,13 +110,13 @@ def record_nodes(traced):
             attributes[node.output().debugName()] = found
             if getattr(found, "requires_grad", False):
                 training.add(node.output().debugName())
-        # A tuple made elsewhere, by the caller or by a loop, is taken apart by an operator.
+        # A tuple made elsewhere, by the caller or by a loop, is unpacked by an operator.
         takes_apart = kind == "prim::TupleUnpack" and node.input().node().kind() != "prim::TupleConstruct"
         # Marks for a profiler are left out of the program.
         if kind in INLINE and not takes_apart or kind.startswith("profiler::"):
             continue
         outputs = [tensor_type(value.type()) for value in node.outputs()]
-        # The tracer notes a convolution's result before autograd has marked it.
+        # The tracer records a convolution's result before autograd has marked it.
         if kind == "aten::_convolution" and any(value.debugName() in training for value in node.inputs()):
             outputs[0]["requires_grad"] = True
         for value, type_ in zip(node.outputs(), outputs):
@@ -127,7 +127,7 @@ def record_nodes(traced):
 
 
 def record_inputs(graph, ranges=()):
-    """Returns name, dtype and shape of the graph's inputs, without `self`, and the numbers between which each was drawn."""
+    """Returns name, dtype and shape of the graph's inputs, without `self`, and the range of values of each."""
     inputs = []
     for index, value in enumerate(list(graph.inputs())[1:]):
         base, _, number = value.debugName().rpartition(".")
@@ -140,7 +140,7 @@ def record_inputs(graph, ranges=()):
 
 
 def fields(output):
-    """Returns the named parts of a structured output, or None when it is no such thing."""
+    """Returns the named parts of a structured output, or None if it has none."""
     if isinstance(output, collections.abc.Mapping):
         return [(str(name), part) for name, part in output.items()]
     if isinstance(output, tuple) and hasattr(output, "_fields"):
@@ -151,7 +151,7 @@ def fields(output):
 
 
 def flatten_output(output, name=""):
-    """Returns (name, tensor) pairs; what is no tensor (None, a cache) is left out."""
+    """Returns (name, tensor) pairs; other values (None, a cache) are left out."""
     import torch
 
     if isinstance(output, torch.Tensor):
@@ -164,7 +164,7 @@ def flatten_output(output, name=""):
 
 
 def is_plain(output):
-    """Tells whether the tracer takes the output as it is: a tensor, or (nested) tuples of tensors."""
+    """Tells whether the tracer accepts the output as it is: a tensor, or (nested) tuples of tensors."""
     import torch
 
     if isinstance(output, torch.Tensor):
@@ -173,7 +173,7 @@ def is_plain(output):
 
 
 class Places:
-    """Follows which module is being called, so that an error can name it."""
+    """Tracks which module is being called, so that an error can name it."""
 
     def __init__(self, model):
         self.stack = []
@@ -208,7 +208,7 @@ def _script_module():
 
 
 def call_as_passed(function, names, values):
-    """Calls a function with tensors that were passed as they are, some by name."""
+    """Calls a function with tensors as the user passes them, some by name."""
     pairs = list(zip(names, values))
     return function(
         *(value for name, value in pairs if name is None), **{name: value for name, value in pairs if name is not None}
@@ -218,7 +218,7 @@ def call_as_passed(function, names, values):
 def adapt_forward(model, names, flatten, rebuilt=None):
     """Gives `model` a `forward` whose parameters are the inputs in order and which returns tensors only.
 
-    The instance gets it, not a wrapper module: the paths of parameters and modules stay as they are.
+    The method is set on the instance instead of a wrapper module: the paths of parameters and modules stay the same.
     """
     before, forward = model.__dict__.get("forward"), model.forward
     parameters = [name or f"input_{index}" for index, name in enumerate(names)]
@@ -236,14 +236,14 @@ def adapt_forward(model, names, flatten, rebuilt=None):
 
 
 def put_back(owner, name, before):
-    """Gives an instance's attribute its value again, or takes it away where it had none of its own."""
+    """Restores an instance's attribute, or deletes it if the instance had none."""
     if before is None:
         owner.__dict__.pop(name, None)
     else:
         setattr(owner, name, before)
 
 
-# What autocast computes in float32 on a GPU but not on a processor, and the other way round (PyTorch's lists by function).
+# Functions that autocast runs in float32 on a GPU but not on a CPU, and the reverse (PyTorch's lists by function).
 IN_FLOAT32 = frozenset(
     "__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss "
     "cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss "
@@ -252,12 +252,12 @@ IN_FLOAT32 = frozenset(
     "smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss vector_norm".split()
 )
 IN_LOW = frozenset("addmv addr chain_matmul gru_cell lstm_cell mv prelu rnn_relu_cell rnn_tanh_cell".split())
-# Layers whose kernel casts by itself on a processor, where no trace sees it.
+# Layers whose CPU kernel casts internally, invisible to a trace.
 RECURRENT = frozenset("gru lstm rnn_relu rnn_tanh".split())
 
 
 def casting(dtype):
-    """Makes the casts on a processor that autocast makes on a GPU alone; it needs autocast of the processor around it."""
+    """Makes, on a CPU, the casts that autocast makes only on a GPU; the CPU's autocast must be active around it."""
     import torch
     from torch.overrides import TorchFunctionMode
     from torch.utils._pytree import tree_map_only
@@ -268,7 +268,7 @@ def casting(dtype):
         def __torch_function__(self, function, types, arguments=(), keywords=None):
             keywords = keywords or {}
             name = getattr(function, "__name__", "")
-            # A model may turn autocast off for a part of it.
+            # A model may disable autocast for a part of itself.
             known = name in IN_FLOAT32 or name in IN_LOW or name in RECURRENT
             if known and torch.is_autocast_enabled("cpu"):
                 wide = name in IN_FLOAT32
@@ -280,7 +280,7 @@ def casting(dtype):
 
                 arguments, keywords = tree_map_only(torch.Tensor, cast, (tuple(arguments), keywords))
                 if name in RECURRENT:
-                    # oneDNN has no such layer in float16. (The flags warn of what Intel's GPUs could do.)
+                    # oneDNN has no such layer in float16. (The flags warn about Intel GPUs.)
                     with warnings.catch_warnings(), torch.autocast("cpu", enabled=False):
                         warnings.simplefilter("ignore", UserWarning)
                         with torch.backends.mkldnn.flags(enabled=False):
@@ -292,21 +292,21 @@ def casting(dtype):
 
 @contextlib.contextmanager
 def autocasting(name, device):
-    """Lets a model run in automatic mixed precision, as a GPU would, so that the casts become part of its trace."""
+    """Runs a model in automatic mixed precision, as on a GPU, so that the casts become part of its trace."""
     import torch
 
     if name is None:
         yield
         return
     dtype = getattr(torch, name)
-    # A cast weight that is kept for its next use would leave the trace.
+    # A cast weight that is cached for its next use would be missing from the trace.
     with torch.autocast(device.type, dtype=dtype, cache_enabled=False):
         with casting(dtype) if device.type == "cpu" else contextlib.nullcontext():
             yield
 
 
 class Buffers:
-    """The buffers of a model as they were, so that no run but the user's own changes them."""
+    """The state of a model's buffers, so that only the user's own runs change them."""
 
     def __init__(self, model):
         self.model = model
@@ -321,7 +321,7 @@ class Buffers:
                 self.kept[name] = (buffer, buffer.detach().clone(), buffer.requires_grad)
 
     def changed(self):
-        """Returns what the buffers hold that are not as they were."""
+        """Returns the buffers whose values have changed."""
         found = {}
         for name, buffer in self.model.named_buffers():
             _, before, _ = self.kept.get(name, (None, None, False))
@@ -330,7 +330,7 @@ class Buffers:
         return found
 
     def restore(self):
-        """Gives the buffers their numbers back, also those that were resized or replaced."""
+        """Restores the buffers' values, also of those that were resized or replaced."""
         import torch
 
         with torch.no_grad():
@@ -339,7 +339,7 @@ class Buffers:
                 module = self.model.get_submodule(path)
                 if module._buffers.get(last) is not buffer:
                     module._buffers[last] = buffer
-                # What was written in place may hang on parameters.
+                # A buffer that was written in place may depend on parameters.
                 if buffer.requires_grad and not is_trained:
                     buffer.detach_()
                 if buffer.shape != before.shape or buffer.dtype != before.dtype:
@@ -348,9 +348,9 @@ class Buffers:
                     buffer.copy_(before)
 
     def settle(self):
-        """Puts buffers back that a first run has replaced, and keeps those as they are now that got their sizes in it.
+        """Restores buffers that a first run has replaced, and keeps those whose sizes that run has set.
 
-        Returns the names of the latter. The others keep their new numbers until they are restored.
+        Returns the names of the latter. The others keep their new values until they are restored.
         """
         import torch
 
@@ -369,7 +369,7 @@ class Buffers:
 
 
 def same(one, other):
-    """Tells whether two tensors of one shape and type are alike to the last bit, NaN among them."""
+    """Tells whether two tensors of one shape and type are bitwise equal, NaN included."""
     import torch
 
     if one.is_meta or other.is_meta:
@@ -380,7 +380,7 @@ def same(one, other):
 
 
 def leave_uncompiled():
-    """Lets `torch.compile` give back what it gets, from now on: what is compiled cannot be traced, and computes the same."""
+    """Makes `torch.compile` return its argument from now on: compiled code cannot be traced, and computes the same."""
     import torch
 
     def plain(model=None, **_):
@@ -391,9 +391,9 @@ def leave_uncompiled():
 
 
 def without_compilers(model, undo=lambda *_: None):
-    """Returns the model without what `torch.compile` has put around it or its parts, under the names that it had.
+    """Returns the model without the wrappers of `torch.compile` around it or its parts, with the original names.
 
-    `undo` is told what makes it as it was: a function and its arguments.
+    `undo` gets a function and its arguments that restore the wrappers.
     """
 
     def plain(module):
@@ -408,7 +408,7 @@ def without_compilers(model, undo=lambda *_: None):
                 undo(module._modules.__setitem__, name, child)
                 module._modules[name] = plain(child)
     for module in model.modules():
-        # What `module.compile()` leaves behind.
+        # The attribute that `module.compile()` sets.
         if getattr(module, "_compiled_call_impl", None) is not None:
             undo(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
             module._compiled_call_impl = None
@@ -416,9 +416,9 @@ def without_compilers(model, undo=lambda *_: None):
 
 
 class Saved:
-    """What autograd keeps of a run for a backward pass: nothing, since there is none.
+    """The tensors that autograd saves in a run for a backward pass: none, since there is none.
 
-    It would be the activations of the whole model. Only a forward that takes gradients by itself needs them.
+    They would be the activations of the whole model. Only a forward that computes gradients itself needs them.
     """
 
     def __init__(self):
@@ -437,7 +437,7 @@ class Saved:
         raise RuntimeError("the model takes gradients in its forward")
 
     def is_needed(self, error):
-        """Tells whether a run failed for want of what was not kept; from then on it is kept."""
+        """Tells whether a run failed because saved tensors were missing; from then on they are kept."""
         if self.is_kept or not (self.was_asked or "saved tensor hooks" in str(error)):
             return False
         self.is_kept = True
@@ -446,13 +446,13 @@ class Saved:
 
 @contextlib.contextmanager
 def as_traced(autocast, device, saved):
-    """Makes the surroundings in which a model is traced: those without what no archive can hold."""
+    """Sets up the context in which a model is traced: without features that no archive can hold."""
     import torch
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_checkpoints())
         stack.enter_context(saved.hooks())
-        # Attention takes another way without gradients, which is neither that of training nor split into operators.
+        # Attention takes another path without gradients, which differs from training and is not split into operators.
         mha = getattr(torch.backends, "mha", None)
         if mha is not None:
             before = mha.get_fastpath_enabled()
@@ -475,8 +475,9 @@ def trace(
 ):
     """Traces `model` with `inputs`, a list of (name or None, value).
 
-    Returns the traced module and the names of its outputs where it returned a structure. `rebuilt` calls a function with the
-    values where they are passed inside of other things, each then with a name. `watching` is entered while the model is traced.
+    Returns the traced module and the names of its outputs if it returned a structure. `rebuilt` calls a function with
+    the values if they are passed inside other objects; each then has a name. `watching` is entered while the model is
+    traced.
     """
     import torch
 
@@ -516,7 +517,7 @@ def trace(
         places.remove()
     sized = buffers.settle()
     if sized:
-        say(note=f"buffers that forward sizes are kept as its first call left them: {', '.join(sized[:3])}")
+        say(note=f"buffers whose size is set by forward are kept as its first call left them: {', '.join(sized[:3])}")
 
     plain = is_plain(output)
     found = [] if plain else flatten_output(output)
@@ -530,7 +531,7 @@ def trace(
         restore = adapt_forward(model, names, flatten=not plain, rebuilt=rebuilt)
     try:
         with warnings.catch_warnings(), torch.jit.optimized_execution(False), without_exports():
-            # The tracer touches every attribute of a module, deprecated ones too.
+            # The tracer reads every attribute of a module, including deprecated ones.
             for category in (DeprecationWarning, FutureWarning, torch.jit.TracerWarning):
                 warnings.simplefilter("ignore", category)
             values = tuple(copied(value) for _, value in inputs)
@@ -539,7 +540,7 @@ def trace(
     except RuntimeError as error:
         if "unordered_map::at" in str(error) or is_mapped(error):
             raise Refused(
-                "forward calls torch.vmap, which torch's tracer cannot follow; compute the same without it (models of "
+                "forward calls torch.vmap, which torch's tracer cannot follow; write it without vmap (for models of "
                 'Hugging Face: attn_implementation="eager")'
             ) from error
         raise
@@ -550,7 +551,7 @@ def trace(
 
 
 def copied(value):
-    """Returns an input with tensors of its own, which may stand in tuples."""
+    """Returns an input with copied tensors, also inside tuples."""
     import torch
     from torch.utils._pytree import tree_map_only
 
@@ -558,7 +559,7 @@ def copied(value):
 
 
 def is_mapped(error):
-    """Tells whether an exception came from below `torch.vmap` or its like."""
+    """Tells whether an exception was raised inside `torch.vmap` or a similar function."""
     below = error.__traceback__
     while below is not None:
         if os.sep + "_functorch" + os.sep in below.tb_frame.f_code.co_filename:
@@ -569,7 +570,7 @@ def is_mapped(error):
 
 @contextlib.contextmanager
 def replacing(owner, **values):
-    """Gives attributes other values for a while, those that this version of torch has."""
+    """Temporarily replaces attributes, if this version of torch has them."""
     before = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
     try:
         for name in before:
@@ -581,10 +582,10 @@ def replacing(owner, **values):
 
 
 def without_checkpoints():
-    """Calls what `torch.utils.checkpoint` wraps as if it were not wrapped.
+    """Calls functions wrapped by `torch.utils.checkpoint` without the wrapper.
 
-    Its wrappers are functions of Python, which no archive can hold; they change what is kept in memory, not what is computed,
-    and what a stage computes again is for its plan to say.
+    The wrappers are Python functions, which no archive can hold; they change memory, not results, and the plan decides
+    what a stage recomputes.
     """
     from torch.utils import checkpoint
 
@@ -600,9 +601,9 @@ def without_checkpoints():
 
 
 def without_exports():
-    """Leaves methods out that a module marks with `torch.jit.export`.
+    """Skips methods that a module marks with `torch.jit.export`.
 
-    They are no part of `forward`, and torch would compile them as a script, which fails where they call a module that is traced.
+    They are not part of `forward`, and torch would compile them as script, which fails if they call a traced module.
     """
     import torch
 
@@ -610,10 +611,10 @@ def without_exports():
 
 
 class Inlined:
-    """Runs `torch.autograd.Function`s as the forward that they are made of, for as long as a model is traced.
+    """Replaces `torch.autograd.Function`s by their forward functions while a model is traced.
 
-    Their own gradients are lost by that: the archive serves for drawing and planning. It is set up before a model is imported,
-    which may keep `apply` under a name of its own.
+    This loses their own gradients: the archive is only for drawing and planning. It must be set up before a model is
+    imported, which may store `apply` under another name.
     """
 
     def __init__(self):
@@ -644,7 +645,7 @@ class Inlined:
 
 
 class Context:
-    """What a `torch.autograd.Function` writes to that has no backward pass."""
+    """The context argument of a `torch.autograd.Function` whose backward pass never runs."""
 
     def __init__(self, arguments):
         import torch
@@ -662,18 +663,18 @@ class Context:
 
 
 def refuse_functions_of_python(traced):
-    """Says which `torch.autograd.Function` is in the way; torch would advise to script it, which does not help."""
+    """Names the `torch.autograd.Function` that cannot be traced; torch's own advice, to script it, does not help."""
     graph = inlined_graph(traced)  # its nodes live as long as it does
     names = sorted({node.pyname() for node in graph.findAllNodes("prim::PythonOp", True)})
     if names:
         raise Refused(
             f"forward calls {', '.join(names)}, and no archive can hold a torch.autograd.Function: its gradient is Python; "
-            "compute it with torch's own operators instead, or trace with --inline-functions to draw and plan the model"
+            "use torch's own operators instead, or trace with --inline-functions to draw and plan the model"
         )
 
 
 def refuse_numbers_of_absent_weights(traced):
-    """Says that a tensor which is no parameter was computed from parameters before they had numbers."""
+    """Refuses a tensor, not a parameter, that was computed from parameters before they had values."""
     graph = inlined_graph(traced)
     for node in graph.findAllNodes("prim::Constant", True):
         if node.hasAttribute("value") and node.kindOf("value") == "t" and node.t("value").is_meta:
@@ -687,8 +688,8 @@ def refuse_numbers_of_absent_weights(traced):
 def record(traced, *, about, training, outputs=(), absent=(), ranges=(), **more):
     """Returns the text of the extra file `model_analyze.json`.
 
-    `absent` names the tensors whose numbers stand in for others; `ranges` holds what each input was drawn from. `more` is
-    recorded where there is any of it.
+    `absent` names the tensors with stand-in values; `ranges` holds the range of each input. `more` is recorded if not
+    empty.
     """
     import torch
 
@@ -717,7 +718,7 @@ def record(traced, *, about, training, outputs=(), absent=(), ranges=(), **more)
 def save(traced, path, text):
     """Saves the archive whole or not at all.
 
-    Its top folder is named after the file, so it is written under its own name in a folder beside.
+    Its top folder is named after the file, so it is written under its own name into a temporary folder.
     """
     import torch
 
@@ -730,17 +731,19 @@ def save(traced, path, text):
         os.replace(unfinished, path)
 
 
-# Parameters of so many elements have numbers of their own when a model is traced without its weights; larger ones share them.
+# Parameters up to this many elements have values of their own when a model is traced without its weights; larger ones
+# share them.
 DENSE = 1 << 18
-# A large matrix with a shorter side may be a router's: it needs numbers that tell its columns apart.
+# A large matrix with a side shorter than this may be a router's: it needs values that distinguish its columns.
 ROUTED = 1024
 
 
 @contextlib.contextmanager
 def without_memory():
-    """Lets a model be built whose parameters take neither memory nor time: they go to the meta device as they are registered.
+    """Builds a model whose parameters take neither memory nor time: they move to the meta device as they are
+    registered.
 
-    Buffers stay real, since their numbers are seldom in a checkpoint.
+    Buffers stay real, since checkpoints seldom contain them.
     """
     import weakref
 
@@ -753,7 +756,7 @@ def without_memory():
         register(module, name, parameter)
         if parameter is None or parameter.is_meta or torch.nn.parameter.is_lazy(parameter):
             return
-        # A parameter that two modules register stays one.
+        # A parameter that two modules register stays one object.
         before, there = moved.get(id(parameter), (lambda: None, None))
         if before() is not parameter:
             there = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
@@ -765,14 +768,14 @@ def without_memory():
         yield
 
 
-# What is at least so many bytes and has no numbers that matter is not allocated.
+# Tensors of at least this many bytes whose values do not matter are not allocated.
 HUGE = 1 << 30
 
 
 def unallocated():
-    """Lets tensors that no machine may hold, such as those of all experts of a layer, be made without memory.
+    """Makes tensors without memory if they may exceed the machine's, such as those of all experts of a layer.
 
-    Those that are empty or random alone: they are parameters to be, since a buffer has numbers.
+    Only empty and random tensors: they become parameters, since buffers have values.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -793,11 +796,12 @@ def unallocated():
 
 
 class StandIns:
-    """Numbers for a model to run with whose parameters have none, in next to no memory.
+    """Values for a model whose parameters have none, in very little memory.
 
-    All numbers of a type lie in one short vector. A small parameter is a part of it; a large one walks over it with strides
-    of one, w[i, j] = v[i + j], so that neither rows nor columns are alike and a router sends tokens to several experts. Most
-    large ones are zeros while the model runs: pages that nobody writes to take no memory, and kernels need not copy them.
+    All values of a type are in one short vector. A small parameter is a slice of it; a large one is a view with strides
+    of one, w[i, j] = v[i + j], so that rows and columns all differ and a router sends tokens to several experts. Most
+    large ones are zeros while the model runs: pages that are never written take no memory, and kernels need not copy
+    them.
     """
 
     def __init__(self, model):
@@ -807,7 +811,7 @@ class StandIns:
         lengths = {}
         held = list(self.tensors(model))
         for _, _, tensor in held:
-            # The first element tells tensors apart.
+            # Tensors differ in their first element.
             start = self.places.setdefault(id(tensor), len(self.places))
             span = tensor.numel() if tensor.numel() <= DENSE else sum(size - 1 for size in tensor.shape) + 1
             lengths[tensor.dtype] = max(lengths.get(tensor.dtype, 0), start + span)
@@ -816,11 +820,11 @@ class StandIns:
         for module, name, tensor in held:
             if id(tensor) not in made:
                 made[id(tensor)] = self.replace(module, tensor)
-            # Not into the table: some modules keep a list of their parameters beside it.
+            # Set by attribute, not in the dict: some modules keep another list of their parameters.
             setattr(module, name, made[id(tensor)])
 
     def tensors(self, model):
-        """Yields the parameters of all modules, and the buffers that were computed from them, which have no numbers either."""
+        """Yields the parameters of all modules, and the buffers computed from them, which have no values either."""
         import torch
 
         for path, module in model.named_modules(remove_duplicate=False):
@@ -831,7 +835,7 @@ class StandIns:
                     continue
                 full = f"{path}.{name}" if path else name
                 if torch.nn.parameter.is_lazy(tensor):
-                    raise Refused(f"{full} has no size before the model has run; trace it with its weights")
+                    raise Refused(f"{full} has no size before the model runs; trace it with its weights")
                 self.paths.append(full)
                 yield module, name, tensor
 
@@ -846,7 +850,7 @@ class StandIns:
         import torch
 
         view = self.view(tensor)
-        # Words and what routes them must differ.
+        # Embeddings and routers need distinct values.
         is_told_apart = isinstance(module, torch.nn.Embedding) or tensor.dim() < 3 and min(tensor.shape, default=0) < ROUTED
         is_zeros = tensor.numel() > DENSE and not is_told_apart
         found = zeros(tensor) if is_zeros else view
@@ -858,7 +862,7 @@ class StandIns:
         return found
 
     def shrink(self):
-        """Makes the zeros parts of the vectors, too, so that they can be saved."""
+        """Replaces the zeros by views of the vectors, too, so that they can be saved."""
         for tensor, view in self.zeros:
             tensor.data = view
 
@@ -872,19 +876,19 @@ def stand_in_vector(length, dtype):
 
 
 def zeros(like):
-    """Returns zeros that take no memory as long as nobody writes to them."""
+    """Returns zeros that take no memory until they are written."""
     import mmap
 
     import torch
 
-    # Not torch's own: it writes them. Linux counts them as memory to come unless it is told not to.
+    # torch's own zeros are written. Linux reserves the memory unless told not to.
     unreserved = 0x4000 if sys.platform == "linux" else 0
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved} if hasattr(mmap, "MAP_ANONYMOUS") else {}
     pages = mmap.mmap(-1, like.numel() * like.element_size(), **flags)
     return torch.frombuffer(pages, dtype=like.dtype).view(like.shape)
 
 
-# What follows serves the command alone.
+# The rest is only for the command.
 
 
 def load_target(target):
@@ -923,7 +927,7 @@ def build(found, arguments):
             raise Refused("the target is a model already; --arg needs a class or a function to pass it to")
         return found
     if not callable(found):
-        raise Refused(f"the target is a {type(found).__name__}, neither a model nor something to call")
+        raise Refused(f"the target is a {type(found).__name__}, neither a model nor callable")
     model = found(**arguments)
     if not isinstance(model, torch.nn.Module):
         raise Refused(f"the target returns {type(model).__name__}, not a torch.nn.Module")
@@ -932,7 +936,7 @@ def build(found, arguments):
 
 @contextlib.contextmanager
 def default_dtype(name):
-    """Builds weights in another type, as Hugging Face does: what asks for float32 by name stays so."""
+    """Builds weights in another type, as Hugging Face does: tensors created as float32 explicitly stay so."""
     import torch
 
     before = torch.get_default_dtype()
@@ -952,17 +956,17 @@ def read_state_dict(path):
         state = load_file(path)
     else:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    # Checkpoints often hold the weights under a key of their own.
+    # Checkpoints often store the weights under a key.
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
             break
-    # A compiled model saves its weights under names of the compiler's.
+    # A compiled model saves its weights under the compiler's names.
     return {name.replace("_orig_mod.", ""): value for name, value in state.items()} if isinstance(state, dict) else state
 
 
 def drawn_range(spec, model):
-    """Returns the numbers between which one `--input` is drawn, the last excluded where they are whole; None where it is normal."""
+    """Returns the range of one `--input`, the end excluded for integers; None for a normal distribution."""
     import torch
 
     dtype = getattr(torch, spec["dtype"])
@@ -972,13 +976,13 @@ def drawn_range(spec, model):
         return spec["low"], spec["high"]
     if dtype.is_floating_point or dtype.is_complex:
         return None
-    # Small enough to be an index into every embedding of the model.
+    # Small enough to index every embedding of the model.
     rows = [module.num_embeddings for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     return 0, min(rows, default=2)
 
 
 def sample(spec, drawn, device):
-    """Returns an example tensor for one `--input`, between the two numbers of `drawn`."""
+    """Returns an example tensor for one `--input`, within the range `drawn`."""
     import torch
 
     shape, dtype = spec["shape"], getattr(torch, spec["dtype"])
@@ -992,7 +996,7 @@ def sample(spec, drawn, device):
 
 
 def user_frame(error):
-    """Returns the innermost frame of the user's own files and the innermost frame of all."""
+    """Returns the innermost frame of the user's own files and the innermost frame overall."""
     import sysconfig
 
     library = tuple(
@@ -1020,7 +1024,7 @@ def user_frame(error):
 
 
 def built(request, say):
-    """Returns the model that a request names."""
+    """Returns the model of a request."""
     if request.get("config"):
         say(step=f"building {request['config']}")
         return build_from_config(request["config"])
@@ -1031,9 +1035,9 @@ def built(request, say):
 
 
 def calls_of(request, model, device, say):
-    """Yields the calls that a request may stand for, each with what its tensors are drawn from.
+    """Yields the candidate calls of a request, each with the ranges of its tensors.
 
-    There is one, or where no inputs are given, one for each guess at them.
+    There is one, or without inputs one per guess.
     """
     import torch
     from torch.utils._pytree import tree_map_only
@@ -1058,7 +1062,7 @@ def calls_of(request, model, device, say):
 
 
 def first_that_runs(calls, write, place, say):
-    """Writes the archive of the first guessed call that the model's forward takes, and says which it is."""
+    """Writes the archive of the first guessed call that the model's forward accepts, and reports it."""
     failure = None
     for call, specs in calls:
         note = f"example inputs: {' '.join('--input ' + spelling(spec) for spec in specs)}"
@@ -1068,7 +1072,7 @@ def first_that_runs(calls, write, place, say):
             if isinstance(error, Refused) or place() != RUNNING:
                 say(note=note)
                 raise
-            # What it computed may fill the memory.
+            # Its results may fill the memory.
             traceback.clear_frames(error.__traceback__)
             failure = failure or (error, note)
             continue
@@ -1082,7 +1086,7 @@ def first_that_runs(calls, write, place, say):
 def main():
     request = json.loads(sys.argv[1])
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    # What the model prints must not mix with our lines; this holds for C code too.
+    # The model's output must not mix with the messages here, C code included.
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     step = "importing torch"
@@ -1168,5 +1172,5 @@ def main():
 if __name__ == "__main__" and len(sys.argv) > 1 and sys.argv[1].startswith("{"):
     code = main()
     sys.stderr.flush()
-    # Leaving at once: some libraries hang or crash while the interpreter shuts down.
+    # Exits immediately: some libraries hang or crash while the interpreter shuts down.
     os._exit(code)

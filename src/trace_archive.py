@@ -1,7 +1,7 @@
-"""Makes an archive of a model that is ready to be called: traces it, compares the trace with it, and saves both.
+"""Makes an archive of a model that is ready to be called: traces it, compares the trace with it, and saves it.
 
-`model-analyze trace` feeds this file to the interpreter before `trace.py`, and so does the Python package, which traces models
-that somebody is working with: they are left as they were.
+`model-analyze trace` feeds this file to the interpreter before `trace.py`, and so does the Python package, which traces
+live models: they are left unchanged.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import time
 
 @contextlib.contextmanager
 def called_by(model, method):
-    """Lets another method of a model be what is traced."""
+    """Traces another method of a model instead of `forward`."""
     if method is None:
         yield
         return
@@ -28,12 +28,13 @@ def called_by(model, method):
 
 @contextlib.contextmanager
 def one_sequence(watch):
-    """Lets transformers see while it is traced what it sees when it is called: that positions it counted are of one sequence.
+    """Makes transformers treat positions while it is traced as when it is called: counted positions belong to one
+    sequence.
 
-    Called without a mask, it looks whether positions begin anew, as in sequences that were packed into one, and where they do
-    not, attention gets no mask and runs the fused causal kernel. Traced, it does not look, and gives attention a mask of each
-    pair of tokens: several times the time, and memory that grows with the square of the length. Positions that follow from
-    sizes alone are the same for all inputs, so there the look is safe; others are left to transformers.
+    Called without a mask, transformers checks whether positions restart, as in sequences packed into one; if they do
+    not, attention gets no mask and runs the fused causal kernel. While traced it skips the check and gives attention a
+    mask of all pairs of tokens: several times slower, with memory quadratic in the length. Positions that depend only
+    on sizes are the same for all inputs, so the check is safe for them; others are left to transformers.
     """
     module = sys.modules.get("transformers.masking_utils")
     name = "find_packed_sequence_indices"
@@ -55,13 +56,13 @@ def one_sequence(watch):
 
 
 def is_counted(positions, watch):
-    """Tells whether a trace's positions are those of one sequence, whatever numbers its inputs have."""
+    """Tells whether a trace's positions are those of one sequence, whatever the values of its inputs."""
     import torch
 
     state = torch._C._get_tracing_state()
     if state is None or watch.is_of_data(positions, False):
         return False
-    # What is looked at here is not part of the trace.
+    # This check is not part of the trace.
     torch._C._set_tracing_state(None)
     try:
         return bool((positions[..., 1:] - positions[..., :-1] == 1).all())
@@ -74,8 +75,8 @@ def write_archive(
 ):
     """Traces a model that is ready to be called, compares the trace with it, and saves the archive.
 
-    `specs` says of each tensor what further inputs are drawn from. Returns what is to be told. Raises `Refused`, or what the
-    model raises.
+    `specs` has the ranges of further inputs for each tensor. Returns the notes for the user. Raises `Refused`, or the
+    model's own exceptions.
     """
     import torch
 
@@ -154,7 +155,7 @@ def write_archive(
 
 
 def trace_live(model, positional, named, *, output, method=None, training=None, inline_functions=False, seed=0, say, **settings):
-    """Writes the archive of a model that somebody is working with, and leaves the model and torch as they were."""
+    """Writes the archive of a live model, and leaves the model and torch unchanged."""
     import torch
 
     with contextlib.ExitStack() as stack:

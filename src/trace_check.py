@@ -1,8 +1,8 @@
 """Compares a trace with its model on inputs that it was not traced with.
 
-`model-analyze trace` feeds this file to the interpreter before `trace.py`. Archive and model run with the same numbers of
-chance, buffers and settings, so that both compute the same kernels in the same order: they are mostly equal to the last bit.
-Where they are not, the model is measured against itself before the archive is blamed.
+`model-analyze trace` feeds this file to the interpreter before `trace.py`. Archive and model run with the same random
+numbers, buffers and settings, so that both run the same kernels in the same order: results are mostly bitwise equal. If
+they are not, the model is compared with itself before the archive is blamed.
 """
 
 import contextlib
@@ -10,21 +10,21 @@ import random
 import sys
 import time
 
-# Further than this apart, relative to an element and to the median of its tensor, rounding is looked into.
+# Larger differences, relative to an element and to the median of its tensor, are checked for rounding.
 TOLERANCE = {"float64": 1e-9, "complex128": 1e-9}
 USUAL_TOLERANCE = 1e-5
-# So much farther than the model from itself an archive may be.
+# The archive may differ by this factor more than the model differs from itself.
 NOISE = 4
-# The order of sums, in which a model may differ from itself, makes no more than this.
+# Sums in another order, by which a model may differ from itself, stay below this.
 MOST_NOISE = 1e-2
-# Small models take so many seconds for further inputs, however fast they are traced.
+# The least seconds for further inputs, however fast a small model is traced.
 LEAST_SECONDS = 0.25
-# Parameters up to so many elements are moved by a rounding error to see how a model amplifies it.
+# Parameters up to this many elements are moved by a rounding error to see how a model amplifies it.
 MOVED = 1 << 20
 
 
 class Chance:
-    """The generators of random numbers as they stood, so that two runs draw the same."""
+    """The states of the random number generators, so that two runs draw the same numbers."""
 
     def __init__(self):
         import torch
@@ -45,7 +45,7 @@ class Chance:
             sys.modules["numpy"].random.set_state(self.numpy)
 
     def drawn_without_torch(self):
-        """Returns the names of the generators, beside torch's, that were used since."""
+        """Returns the names of the generators outside torch that were used since."""
         now = Chance()
         found = ["Python's random"] if now.python != self.python else []
         if self.numpy is not None:
@@ -57,15 +57,15 @@ class Chance:
 ELSEWHERE = "on another input of the same sizes"
 
 
-# Statements that an error names.
+# The most statements that an error names.
 MOST_STATEMENTS = 4
 
 
 class Differs(Exception):
-    """The archive is another model; the text says where."""
+    """The archive differs from the model; the text says where."""
 
     def as_refusal(self, notes):
-        """Returns what the user is told: where the trace is another model, and which statements may be why."""
+        """Returns the message for the user: where the trace differs, and which statements may be the cause."""
         places = [f"{note['file']}:{note['line']}: " if note["line"] is not None else "" for note in notes]
         lines = [f"the trace is not the model: {self}"]
         lines += [place + note["text"] for place, note in zip(places, notes)][:MOST_STATEMENTS]
@@ -78,7 +78,7 @@ class Differs(Exception):
 
 
 class Check:
-    """Runs a model and its trace side by side."""
+    """Runs a model and its trace on the same inputs."""
 
     def __init__(self, call, traced, *, chance, buffers, settings, saved):
         # Calls the model with tensors in the order of the archive's inputs.
@@ -86,7 +86,7 @@ class Check:
         self.traced = traced
         self.chance = chance
         self.buffers = buffers
-        # Makes the surroundings in which the model was traced.
+        # Sets up the context in which the model was traced.
         self.settings = settings
         self.saved = saved
         self.notes = []
@@ -103,7 +103,7 @@ class Check:
             return self.outputs(lambda: self.traced(*values))
 
     def outputs(self, run):
-        """Returns the tensors of a run and what it leaves in the buffers, which get their numbers back."""
+        """Returns the tensors of a run and the buffers after it, which are then restored."""
         self.chance.rewind()
         try:
             found = run()
@@ -113,24 +113,25 @@ class Check:
             self.buffers.restore()
 
     def compare(self, values):
-        """Runs both on one input; returns whether that says anything. Raises `Differs`, or what the model raises."""
+        """Runs both on one input; returns whether the result is conclusive. Raises `Differs`, or the model's own
+        exceptions."""
         expected, state = self.live(clones(values))
         try:
             found, left = self.archived(clones(values))
         except Exception as error:
-            raise Differs(f"{ELSEWHERE} the archive fails where the model runs: {reason_of(error)}") from error
+            raise Differs(f"{ELSEWHERE} the archive fails but the model runs: {reason_of(error)}") from error
         for (name, there), (_, here) in zip(expected, found):
             if there.shape != here.shape:
                 sizes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in (here, there)]
-                raise Differs(f"{ELSEWHERE} {name} is {sizes[0]} where the model gives {sizes[1]}")
+                raise Differs(f"{ELSEWHERE} {name} is {sizes[0]}, {sizes[1]} in the model")
             if there.dtype != here.dtype:
-                raise Differs(f"{ELSEWHERE} {name} is {dtype_name(here.dtype)} where the model gives {dtype_name(there.dtype)}")
+                raise Differs(f"{ELSEWHERE} {name} is {dtype_name(here.dtype)}, {dtype_name(there.dtype)} in the model")
         if len(expected) != len(found):
-            raise Differs(f"{ELSEWHERE} the archive gives {len(found)} tensors where the model gives {len(expected)}")
+            raise Differs(f"{ELSEWHERE} the archive returns {len(found)} tensors, the model {len(expected)}")
         lost = [name for name in state if name not in left]
         if lost:
             self.notes.append(
-                f"forward gives {some(lost)} new numbers, which no trace can follow: the archive leaves old ones"
+                f"forward replaces {some(lost)}, which no trace can record: the archive keeps the old values"
             )
         pairs = [(name, there, here) for (name, there), (_, here) in zip(expected, found)]
         pairs += [(f"buffer {name}", there, left[name]) for name, there in state.items() if name in left]
@@ -141,7 +142,7 @@ class Check:
         return any(is_telling(there) for _, there, _ in pairs)
 
     def is_explained(self, values, far):
-        """Tells whether a difference is one that the model shows against itself."""
+        """Tells whether the model shows the same difference against itself."""
         largest = max(distance(there, here) for _, there, here in far)
         wanted = {name for name, _, _ in far}
         reference = {name: there for name, there, _ in far}
@@ -153,11 +154,12 @@ class Check:
 
         again = apart(self.live(clones(values)))
         if again > MOST_NOISE:
-            raise Differs("the model gives other numbers each time it runs, however chance and buffers are fixed")
+            raise Differs("the model's results vary between runs, even with fixed random numbers and buffers")
         if largest <= NOISE * again:
-            self.notes.append("sums of the model end in other digits each time it runs, and those of the archive as well")
+            self.notes.append("sums of the model vary in their last digits between runs, and so do the archive's")
             return True
-        # What the trace has dropped drew numbers, too: let the same shape have the same numbers, in whatever order.
+        # Operators that the trace dropped may have drawn numbers, too: draw the same numbers for equal shapes, in any
+        # order.
         with contextlib.suppress(RuntimeError):
             expected, state = self.live(clones(values), same_draws)
             found, left = self.archived(clones(values), same_draws)
@@ -165,12 +167,12 @@ class Check:
                 distance(there, here) <= tolerance(there)
                 for (_, there), (_, here) in zip([*expected, *state.items()], [*found, *left.items()])
             ):
-                self.notes.append("the archive draws its random numbers in another order than the model")
+                self.notes.append("the archive draws random numbers in another order than the model")
                 return True
         with moved(self.buffers.model) as moves:
             rounded = apart(self.live([moves(value) for value in values]))
         if largest <= NOISE * rounded:
-            self.notes.append("archive and model differ as much as rounding makes of the model's own numbers")
+            self.notes.append("archive and model differ by no more than rounding of the model's own numbers")
             return True
         return False
 
@@ -191,16 +193,16 @@ def compare(subject, draws, seconds, clock=time.monotonic):
             is_checked |= subject.compare(values)
         except Differs:
             raise
-        except Exception as error:  # The model may refuse numbers that it was not written for.
-            reason = f"the model refuses other numbers ({reason_of(error)})"
+        except Exception as error:  # The model may refuse values that it was not written for.
+            reason = f"the model refuses other values ({reason_of(error)})"
         longest = max(longest, clock() - before)
     if is_checked:
         return None
-    return reason or "the model gives no finite number on another input"
+    return reason or "the model returns no finite number on another input"
 
 
 def draws(specs, ranges, inputs, device):
-    """Yields further inputs of the same shapes, types and ranges, each sort likely to turn another choice around."""
+    """Yields further inputs of the same shapes, types and ranges, each kind likely to change another branch."""
     values = [value for _, value in inputs]
     for sort in (another, extreme, mirrored, positive, negative, lowest):
         yield [
@@ -210,7 +212,7 @@ def draws(specs, ranges, inputs, device):
 
 
 def another(spec, drawn, value, device):
-    """Drawn anew, with its mean on the other side of the middle."""
+    """Draws an input again, with its mean on the other side of the middle."""
     found = sample(spec, drawn, device)
     if not value.dtype.is_floating_point or value.numel() == 0:
         return found
@@ -223,7 +225,7 @@ def extreme(spec, drawn, value, device):
     found = sample(spec, drawn, device)
     if value.dtype.is_floating_point or value.dtype.is_complex:
         return found if drawn else times(found, 3)
-    # All the same: every token at one expert.
+    # All equal: every token goes to one expert.
     return found.flatten()[:1].expand(found.numel()).reshape(found.shape).clone() if value.numel() else found
 
 
@@ -261,7 +263,7 @@ def mirror(value, drawn):
 
 
 def times(value, factor):
-    # Types of 8 bits know no arithmetic.
+    # 8-bit types have no arithmetic.
     return value * factor if value.dtype.is_complex else (value.double() * factor).to(value.dtype)
 
 
@@ -274,7 +276,7 @@ def clones(values):
 
 
 def wide(tensor):
-    """Returns numbers that can be subtracted, those of a complex tensor one behind the other."""
+    """Returns numbers that can be subtracted, the parts of a complex tensor concatenated."""
     import torch
 
     tensor = tensor.detach()
@@ -305,7 +307,7 @@ def distance(there, here):
 
 
 def typical(tensor):
-    """Returns the median of the sizes of numbers that are none of 0."""
+    """Returns the median magnitude of the non-zero numbers."""
     sizes = wide(tensor).abs()
     sizes = sizes[sizes.isfinite() & (sizes > 0)]
     return float(sizes.median()) if sizes.numel() else 1.0
@@ -324,12 +326,12 @@ def told(name, there, here):
     differ = ~((one == other) | one.isnan() & other.isnan())
     gap = (one - other).abs()[differ]
     gap = gap[gap.isfinite()]
-    size = f"by up to {float(gap.max()):.2g}" if gap.numel() else "in what is no number"
-    return f"{name} differs in {int(differ.sum())} of {differ.numel()} numbers, {size} where {typical(there):.2g} is usual"
+    size = f"by up to {float(gap.max()):.2g}" if gap.numel() else "in NaN or infinity"
+    return f"{name} differs in {int(differ.sum())} of {differ.numel()} numbers, {size}; a typical number is {typical(there):.2g}"
 
 
 def reason_of(error):
-    """Returns the line of an exception that says why; those of an archive begin with where."""
+    """Returns the line of an exception with the reason; exceptions of an archive begin with the place."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(("RuntimeError: ", "Error: "))]
     chosen = (said or lines or [""])[-1 if said else 0].removeprefix("RuntimeError: ")
@@ -341,7 +343,7 @@ def some(names):
 
 
 def same_draws():
-    """Lets every operator that draws begin at the same seed, in the model as in the archive."""
+    """Restarts every random operator at the same seed, in the model and in the archive."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -356,7 +358,8 @@ def same_draws():
 
 @contextlib.contextmanager
 def moved(model):
-    """Moves parameters by about a rounding error of the narrowest type; hands out what does the same to an input."""
+    """Moves parameters by about a rounding error of the narrowest type; yields a function that does the same to an
+    input."""
     import torch
 
     floating = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]

@@ -1,7 +1,8 @@
-"""Builds a model of transformers from its config alone, and finds inputs that its forward takes.
+"""Builds a model of transformers from its config, and finds inputs that its forward accepts.
 
-`model-analyze trace --hf` feeds this file to the interpreter before `trace.py`. A config seldom says what a model is called
-with, so there are several guesses, the likeliest first: what forward asks for by name, with sizes from the config.
+`model-analyze trace --hf` feeds this file to the interpreter before `trace.py`. A config seldom says which arguments a
+model takes, so there are several guesses, the likeliest first: the arguments that forward names, with sizes from the
+config.
 """
 
 import inspect
@@ -12,7 +13,7 @@ import re
 
 def build_from_config(path):
     """Returns the model of Hugging Face's transformers that a config.json, or a folder with one, describes."""
-    # Nothing is fetched, and no code that lies beside the config is run.
+    # Nothing is downloaded, and no code next to the config is run.
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import transformers
@@ -28,14 +29,14 @@ def build_from_config(path):
     return transformers.AutoModel.from_config(config, trust_remote_code=False)
 
 
-# Words of an example, its samples of sound, frames of its features, and the side of an image where the model takes any.
+# Example sizes: tokens, samples of audio, frames of its features, and the side of an image if the model accepts any.
 EXAMPLE_TOKENS = 128
 EXAMPLE_PIXELS = 224
 EXAMPLE_SAMPLES = 16_000
 EXAMPLE_FRAMES = 512
-# Patches of an image along each side, and pictures of a film, where a model is told of both: all alike, so one range says it.
+# Patches per side of an image, and frames of a video, for models that are told both: all equal, so one range suffices.
 EXAMPLE_GRID = 8
-# No more guesses are tried.
+# The most guesses that are tried.
 MOST_GUESSES = 24
 
 
@@ -54,7 +55,7 @@ def inputs_of_config(model):
             continue
         if missing:
             raise Refused(
-                f"the config of {type(model).__name__} does not say how large {' and '.join(missing)} of its inputs may be",
+                f"the config of {type(model).__name__} does not give the size of its inputs {' and '.join(missing)}",
                 hint=f"give them all: {' '.join(f'--input {name}=SHAPE[:DTYPE]' for name in names)}",
             )
         found += [list(way) for way in itertools.product(*ways)]
@@ -70,7 +71,7 @@ def whole(low, high, *shape):
 
 
 class Guesses:
-    """What a model's arguments may be, from their names and the numbers of its config."""
+    """The likely values of a model's arguments, from their names and the config."""
 
     def __init__(self, model):
         self.config = model.config
@@ -78,20 +79,21 @@ class Guesses:
         self.known = [name for name, one in parameters.items() if one.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD]
         self.required = [name for name in self.known if parameters[name].default is inspect.Parameter.empty]
         main = getattr(model, "main_input_name", "input_ids")
-        # Parts of models inherit a name that they do not take.
+        # Parts of models inherit a name that they do not accept.
         self.main = main if main in self.known or not self.known else self.known[0]
         self.has_grid = any(name.endswith(("grid_thw", "grid_hw")) for name in self.required)
         self.smallest_table = smallest_table(model)
 
     def arguments(self):
-        """Returns sets of arguments to be called with, the likeliest first."""
+        """Returns sets of arguments to call the model with, the likeliest first."""
         names = list(dict.fromkeys([self.main, *self.required]))
-        # Towers beside each other, such as CLIP's, take an image for themselves; where words stand for it, the words say how.
+        # Parallel towers, such as CLIP's, take an image of their own; if tokens stand for the image, the tokens decide
+        # its size.
         has_words = any(hasattr(self.config, name) for name in ("image_token_id", "image_token_index"))
         beside = [name for part, name in TOWERS if hasattr(self.config, part) and name in self.known and not has_words]
         if self.main == "input_ids":
             names += [name for name in beside if name not in names]
-        # What a model may need though it has a default, as ViLT's image.
+        # Arguments that a model may need although they have a default, such as ViLT's image.
         more = [[*names, name] for name in ("pixel_values", "encoder_hidden_states") if name in self.known and name not in names]
         decoder = [name for name in ("decoder_input_ids",) if name in self.known and name not in names]
         if self.config.is_encoder_decoder:
@@ -99,14 +101,14 @@ class Guesses:
         return [names, names + decoder, *more] if decoder else [names, *more]
 
     def of(self, name):
-        """Returns what one argument may be, the likeliest first; nothing where the config does not tell."""
+        """Returns the likely values of one argument, the likeliest first; empty if the config does not tell."""
         for pattern, guess in PATTERNS:
             if re.search(pattern, name):
                 return unlike(guess(self, name))
         return []
 
     def number(self, *names, within=None):
-        """Returns the first number that the config, or a part of it, has under one of the names."""
+        """Returns the first number in the config, or in a part of it, under one of the names."""
         for name in names:
             for part in parts_of_config(within or self.config):
                 value = getattr(part, name, None)
@@ -134,7 +136,7 @@ class Guesses:
         vocabulary = getattr(text, "vocab_size", None) or self.number("vocab_size")
         if not vocabulary:
             return []
-        # Codes of sound lie beside each other, in as many books.
+        # Audio codes have several parallel codebooks.
         books = self.number("num_codebooks", "num_quantizers", "num_channels", within=text)
         plain = [whole(0, vocabulary, 1, tokens)]
         if self.smallest_table and self.smallest_table < vocabulary:
@@ -144,11 +146,11 @@ class Guesses:
         return layered + plain if is_layered else plain + layered
 
     def vision(self):
-        # A config in parts has the image's size in the part that sees.
+        # A config in parts has the image's size in its vision part.
         return self.config if hasattr(self.config, "image_size") else self.part("vision_config", "backbone_config")
 
     def image(self):
-        """Returns colours, height and width."""
+        """Returns channels, height and width."""
         vision = self.vision()
         size = getattr(vision, "image_size", None) or self.number("image_size", within=vision) or EXAMPLE_PIXELS
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
@@ -159,7 +161,7 @@ class Guesses:
             return self.patches(name)
         colours, height, width = self.image()
         frames = getattr(self.vision(), "num_frames", None)
-        # A model of films takes its frames beside each other.
+        # A model of videos takes its frames in one tensor.
         film = drawn(1, frames or 2, colours, height, width)
         found = [film, drawn(1, colours, height, width)]
         if not (frames or name.endswith("videos")):
@@ -189,20 +191,20 @@ class Guesses:
         return [drawn(1, EXAMPLE_SAMPLES), drawn(1, channels, EXAMPLE_SAMPLES), *self.features("")]
 
     def features(self, _):
-        """Frames of a spectrum: either side first."""
+        """Frames of a spectrogram: either axis first."""
         audio = self.part("audio_config", "encoder_config", "speech_encoder")
         bands = self.number(*BANDS, within=audio) or self.number(*BANDS)
         if not bands:
             return []
         most, length = self.number("max_source_positions", within=audio), self.number("max_length", within=audio)
         frames = EXAMPLE_FRAMES
-        # Where sound has a longest length, as Whisper's, each example has it.
+        # Audio with a maximum length, as Whisper's: each example has that length.
         found = [drawn(1, bands, 2 * most if most else frames), drawn(1, frames, bands)]
         found += [drawn(1, length, bands)] if length else []
         return [*found, drawn(1, bands, frames), drawn(1, 1, frames, bands)]
 
     def mask(self, name):
-        """Ones, as many as there is to be masked."""
+        """Ones, as many as there are positions to mask."""
         if "pixel" in name or name == "prompt_masks":
             colours, height, width = self.image()
             return [whole(1, 2, 1, height, width), whole(1, 2, 1, colours, height, width)]
@@ -222,13 +224,13 @@ class Guesses:
         return forms + [drawn(1, wide, *more) for more in ((self.tokens(),), ()) for wide in widths if wide]
 
     def series(self, name):
-        """Numbers of the past, as far back as the farthest lag."""
+        """Past values, as far back as the longest lag."""
         context = self.number("context_length", "prediction_length")
         if not context:
             return []
         past = context + max(getattr(self.config, "lags_sequence", None) or [0])
         if "time_features" in name:
-            # A number for the age of each step stands beside those that the config counts.
+            # An age feature for each step is appended to those that the config counts.
             return [drawn(1, past, self.number("num_time_features") or 1), drawn(1, past, 1)]
         width = self.number("num_input_channels", "input_size") or 1
         flat, wide = drawn(1, past), drawn(1, past, width)
@@ -256,7 +258,7 @@ PATTERNS = (
 
 
 def parts_of_config(config):
-    """Yields a config and those that it is made of."""
+    """Yields a config and its nested configs."""
     yield config
     for value in vars(config).values():
         if type(value).__name__.endswith("Config") and hasattr(value, "get_text_config"):
@@ -264,19 +266,19 @@ def parts_of_config(config):
 
 
 def smallest_table(model):
-    """Returns how many rows the smallest embedding of words has."""
+    """Returns the number of rows of the smallest token embedding."""
     import torch
 
     return min((module.num_embeddings for module in model.modules() if isinstance(module, torch.nn.Embedding)), default=None)
 
 
 def unlike(specs):
-    """Returns the specs without those that were there before."""
+    """Returns the specs without repetitions."""
     return [spec for index, spec in enumerate(specs) if spec not in specs[:index]]
 
 
 def spelling(spec):
-    """Returns an input as it is written behind `--input`."""
+    """Returns an input in the notation of `--input`."""
     text = f"{spec['name']}={'x'.join(map(str, spec['shape']))}"
     if spec["dtype"] != "float32":
         text += f":{spec['dtype']}"

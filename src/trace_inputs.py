@@ -1,7 +1,8 @@
-"""What a model is called with: tensors in dicts, tuples, lists and dataclasses, constants beside them, and the files they lie in.
+"""The arguments of a model: tensors in dicts, tuples, lists and dataclasses, constants among them, and the files that
+hold them.
 
-`model-analyze trace` feeds this file to the interpreter before `trace.py`. An archive takes tensors alone, one after the other:
-a call is taken apart into them, and what held them is put together again inside the traced `forward`.
+`model-analyze trace` feeds this file to the interpreter before `trace.py`. An archive takes only a sequence of tensors:
+a call is taken apart into them, and the containers are rebuilt inside the traced `forward`.
 """
 
 import collections.abc
@@ -20,8 +21,8 @@ CONSTANTS = (type(None), bool, int, float, complex, str, bytes, enum.Enum)
 class Call:
     """The arguments of one call.
 
-    `values` are its tensors and `names` what the archive calls them; `inputs` pairs each with the keyword that it was passed by,
-    or None. `rebuilt` calls a function as the tensors were passed; it is None where they were passed as they are.
+    `values` are its tensors and `names` their names in the archive; `inputs` pairs each with its keyword, or None.
+    `rebuilt` calls a function with the containers rebuilt; it is None if the tensors were passed directly.
     """
 
     def __init__(self, forward, positional, named):
@@ -43,7 +44,7 @@ class Call:
         self.rebuilt = None if self.is_flat else rebuilt
 
     def take(self, value, path):
-        """Notes the tensors of an argument; returns what makes the argument of other tensors."""
+        """Collects the tensors of an argument; returns a function that rebuilds the argument from other tensors."""
         import torch
 
         if isinstance(value, torch.Tensor):
@@ -56,7 +57,7 @@ class Call:
             if not isinstance(value, (*CONSTANTS, torch.dtype, torch.device)):
                 kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
                 raise Refused(
-                    f"{path} is of type {kind}: neither a tensor or a constant, nor a dict, list, tuple or dataclass of these"
+                    f"{path} is of type {kind}: not a tensor, a constant, or a dict, list, tuple or dataclass of these"
                 )
             if value is not None:
                 self.constants.append(f"{path}={value!r}")
@@ -66,7 +67,7 @@ class Call:
 
 
 def parts_of(value):
-    """Returns the named parts of what may hold tensors, or None when it is no such thing."""
+    """Returns the named parts of a container of tensors, or None if it is not one."""
     if isinstance(value, collections.abc.MutableMapping):
         return list(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -79,7 +80,7 @@ def parts_of(value):
 
 
 def made_of(value, parts):
-    """Returns something like `value` with other parts."""
+    """Returns a copy of `value` with other parts."""
     if isinstance(value, collections.abc.MutableMapping):
         made = copy.copy(value)
         for key, part in parts:
@@ -95,7 +96,7 @@ def made_of(value, parts):
 
 
 def argument_names(forward, count):
-    """Returns what `forward` calls its first arguments."""
+    """Returns the names of the first arguments of `forward`."""
     try:
         parameters = list(inspect.signature(forward).parameters.values())
     except (TypeError, ValueError):
@@ -106,7 +107,7 @@ def argument_names(forward, count):
 
 
 def identifiers(paths):
-    """Returns names of Python for the paths of tensors, each only once."""
+    """Returns unique Python names for the paths of tensors."""
     found = []
     for path in paths:
         name = re.sub(r"\W", "_", path)
@@ -120,10 +121,10 @@ def identifiers(paths):
 
 
 def as_drawn(value):
-    """Returns the description of an input that was given, as if it had been drawn: further inputs are drawn like it.
+    """Returns the description of a given input in the form of a drawn one, to draw further inputs like it.
 
-    Numbers lie between the smallest and the largest of those that were given, or as far to either side of zero where some are
-    negative. What cannot be drawn like that, a mask of infinities or a constant, stays as it is.
+    The range is from the smallest to the largest given value, or symmetric about zero if some are negative. Inputs that
+    cannot be drawn so, a mask of infinities or a constant, stay the same.
     """
     import torch
 
@@ -136,7 +137,7 @@ def as_drawn(value):
     if not value.is_floating_point():
         high += 1
     elif low < 0 < high:
-        # As far to either side, so that a mean or a sum may turn out negative or positive.
+        # Symmetric, so that a mean or a sum may become negative or positive.
         low, high = -max(-low, high), max(-low, high)
     # As an archive's record must be.
     if not (low < high and abs(low) < 1e300 and abs(high) < 1e300):
@@ -162,7 +163,7 @@ def read_inputs(path, forward):
 
 
 def tensors_of(value):
-    """Returns what a JSON value says: lists of numbers are tensors, and a number alone is a constant."""
+    """Converts a JSON value: lists of numbers become tensors, and a single number a constant."""
     import torch
 
     if isinstance(value, dict):
@@ -175,7 +176,7 @@ def tensors_of(value):
 
 
 def is_numbers(value):
-    """Tells whether nested lists hold numbers alone, as many in each list of a level."""
+    """Tells whether nested lists hold only numbers, and equal lengths at each level."""
     if not isinstance(value, list):
         return isinstance(value, (bool, int, float))
     if not value or not all(is_numbers(part) for part in value):
@@ -190,8 +191,8 @@ def is_numbers(value):
 def arguments_of(found, forward, name):
     """Returns the positional and the named arguments that a value stands for.
 
-    A tuple or a list is the positional ones, `{"args": …, "kwargs": …}` says both, any other dict is those by name, or one
-    argument where `forward` takes no such names.
+    A tuple or a list holds the positional ones, `{"args": …, "kwargs": …}` both; any other dict holds them by name, or
+    is one argument if `forward` takes no such names.
     """
     if isinstance(found, dict) and found and set(found) <= {"args", "kwargs"}:
         return list(found.get("args", ())), dict(found.get("kwargs", {}))
@@ -202,13 +203,13 @@ def arguments_of(found, forward, name):
             return [], found
         if len(unknown) == len(found):
             return [found], {}
-        taken = ", ".join(sorted(known)) or "nothing by name"
+        taken = ", ".join(sorted(known)) or "no named arguments"
         raise Refused(f"{name} has {', '.join(unknown)}, which forward does not take: it takes {taken}")
     return (list(found), {}) if isinstance(found, (list, tuple)) else ([found], {})
 
 
 def keywords_of(forward):
-    """Returns the names of the arguments of `forward`, and whether it takes others as well."""
+    """Returns the names of the arguments of `forward`, and whether it accepts others as well."""
     parameters = inspect.signature(forward).parameters.values()
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     known = {parameter.name for parameter in parameters if parameter.kind in by_name}

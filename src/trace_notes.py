@@ -1,8 +1,9 @@
-"""Notices, while a model is traced, which of its statements the trace fixes: those that turn numbers of a tensor into numbers of Python.
+"""Records, while a model is traced, which of its statements the trace fixes: those that convert values of a tensor into
+Python numbers.
 
-`model-analyze trace` feeds this file to the interpreter before `trace.py`. Torch warns of every such conversion, of sizes
-too, which are the same for all inputs of a shape. What tells them apart is the trace so far: a number is fixed only if an
-input's numbers, or chance, lead to it.
+`model-analyze trace` feeds this file to the interpreter before `trace.py`. Torch warns about every such conversion,
+including those of sizes, which are the same for all inputs of a shape. The trace so far separates them: a number is
+fixed only if it depends on an input's values, or on random numbers.
 """
 
 import contextlib
@@ -10,24 +11,24 @@ import os
 import sys
 import warnings
 
-# What a statement does and what becomes of it, by the method of a tensor that it calls.
+# The effect of a statement, by the tensor method that it calls.
 CONVERSIONS = {
-    "__bool__": "a tensor is taken for a truth value; the trace keeps what was found, and with it the branch",
-    "equal": "tensors are compared as a whole; the trace keeps what was found, and with it the branch",
-    "allclose": "tensors are compared as a whole; the trace keeps what was found, and with it the branch",
-    "is_nonzero": "a tensor is taken for a truth value; the trace keeps what was found, and with it the branch",
-    "__int__": "a tensor is turned into a number; the trace keeps the number that was found",
-    "__index__": "a tensor is turned into a number; the trace keeps the number that was found",
-    "__float__": "a tensor is turned into a number; the trace keeps the number that was found",
-    "__complex__": "a tensor is turned into a number; the trace keeps the number that was found",
-    "item": "a tensor is turned into a number; the trace keeps the number that was found",
-    "tolist": "a tensor is turned into a list; the trace keeps the numbers that were found",
-    "numpy": "a tensor is given to NumPy; the trace keeps the numbers that were found",
-    "__len__": "the length of a tensor depends on data; the trace keeps the length that was found",
-    "__iter__": "the length of a tensor depends on data, and a loop goes over it; the trace keeps the number of steps",
+    "__bool__": "a tensor is converted to a bool; the trace keeps its value, and so the branch",
+    "equal": "tensors are compared as a whole; the trace keeps the result, and so the branch",
+    "allclose": "tensors are compared as a whole; the trace keeps the result, and so the branch",
+    "is_nonzero": "a tensor is converted to a bool; the trace keeps its value, and so the branch",
+    "__int__": "a tensor is converted to a number; the trace keeps its value",
+    "__index__": "a tensor is converted to a number; the trace keeps its value",
+    "__float__": "a tensor is converted to a number; the trace keeps its value",
+    "__complex__": "a tensor is converted to a number; the trace keeps its value",
+    "item": "a tensor is converted to a number; the trace keeps its value",
+    "tolist": "a tensor is converted to a list; the trace keeps its values",
+    "numpy": "a tensor is converted to NumPy; the trace keeps its values",
+    "__len__": "the length of a tensor depends on data; the trace keeps that length",
+    "__iter__": "the length of a tensor depends on data and is looped over; the trace keeps the number of iterations",
 }
 READ_LENGTH = ("__len__", "__iter__")
-# Functions of torch that answer with a truth value, beside the methods of that name.
+# Functions of torch that return a bool, in addition to the methods of that name.
 FUNCTIONS = ("equal", "allclose", "is_nonzero")
 
 SIZES = {"aten::size", "aten::numel", "aten::len", "aten::dim", "aten::sym_size", "aten::sym_numel", "prim::shape"}
@@ -35,7 +36,7 @@ SIZES = {"aten::size", "aten::numel", "aten::len", "aten::dim", "aten::sym_size"
 LIKE = {f"aten::{name}_like" for name in ("zeros", "ones", "full", "empty")}
 LIKE |= {f"aten::new_{name}" for name in ("zeros", "ones", "full", "empty")}
 FIXED = {"prim::Constant", "prim::GetAttr", "prim::TracedAttr"}
-# Results whose shape depends on numbers, which torch has not marked since they are made of other operators.
+# Results whose shape depends on values, which torch has not marked because they are composed of other operators.
 UNMARKED_DYNAMIC = {
     "aten.where.default",
     "aten.nonzero_numpy.default",
@@ -43,12 +44,12 @@ UNMARKED_DYNAMIC = {
     "aten._pack_padded_sequence.default",
     "aten._pad_packed_sequence.default",
 }
-# A note more would not be read.
+# The most notes: further ones would not be read.
 MOST_NOTES = 100
 
 
 class Watch:
-    """The statements that a trace has fixed, in the order in which they were met."""
+    """The statements that a trace has fixed, in the order of occurrence."""
 
     def __init__(self):
         self.notes = {}
@@ -60,12 +61,12 @@ class Watch:
             self.notes.setdefault((file, line, text), None)
 
     def found(self):
-        """Returns the notes as they stand in an archive."""
+        """Returns the notes in the form of an archive."""
         return [{"file": file, "line": line, "text": text} for file, line, text in self.notes]
 
     @contextlib.contextmanager
     def watching(self):
-        """Looks at conversions and at torch's warnings for as long as a model is traced."""
+        """Watches conversions and torch's warnings while a model is traced."""
         import torch
 
         self.chance = Chance()
@@ -121,7 +122,7 @@ class Watch:
             self.add(*place, CONVERSIONS[name])
 
     def hear(self, message, file, line):
-        # The numbers in `torch.tensor(...)` were looked at as they were read; containers hold what is traced.
+        # The numbers in `torch.tensor(...)` were checked when they were read; containers hold traced values.
         if "registered as constants" in message or message.startswith("Encountering"):
             return
         self.add(shown_path(file), line, message.partition(". ")[0])
@@ -132,14 +133,14 @@ class Watch:
         try:
             value = torch._C._get_value_trace(tensor)
         except RuntimeError as error:
-            # What requires gradients and has no place in the trace is a parameter that no module knows.
+            # A tensor that requires gradients and is not in the trace is a parameter that no module registers.
             return "requires grad" not in str(error)
         return self.leads_to(value, is_length)
 
     def leads_to(self, value, is_shape):
-        """Tells whether numbers of an input lead to a value, or to its shape.
+        """Tells whether values of an input lead to a value, or to its shape.
 
-        Walks back through the trace, and from each value on to what was written into it by way of a view.
+        Walks back through the trace, and from each value on to the values written into it through a view.
         """
         start = (value.debugName(), is_shape)
         waiting, seen = [(value, is_shape)], set()
@@ -163,7 +164,7 @@ def is_input(value, is_shape):
 
 
 def sources(node, is_shape):
-    """Returns the operands that a node's result depends on, or its shape, each with whether only its shape counts."""
+    """Returns the operands that a node's result, or its shape, depends on, each with whether only its shape matters."""
     kind, inputs = node.kind(), list(node.inputs())
     if kind in FIXED or kind == "prim::Param":
         return []
@@ -173,12 +174,12 @@ def sources(node, is_shape):
         return [(inputs[0], True), *((value, is_shape and has_shape(value)) for value in inputs[1:])]
     if is_shape and is_dynamic(node):
         return [(value, False) for value in inputs]
-    # A number that a shape is made of counts as a number.
+    # A number that a shape is made of counts as a value.
     return [(value, is_shape and has_shape(value)) for value in inputs]
 
 
 def has_shape(value):
-    """Tells whether a value is a tensor or a list, which is what it holds."""
+    """Tells whether a value is a tensor or a list."""
     return value.type().kind() in ("TensorType", "ListType")
 
 
@@ -231,7 +232,7 @@ def is_random(node):
 
 
 def is_dynamic(node):
-    """Tells whether the shape of a node's result depends on numbers, not on shapes alone."""
+    """Tells whether the shape of a node's result depends on values, not only on shapes."""
     import torch
 
     operator = overload(node)
@@ -251,7 +252,7 @@ def is_dynamic(node):
 
 
 def place_of(frame):
-    """Returns file and line of the statement outside torch that a frame was called by; None where a tensor is only printed."""
+    """Returns file and line of the statement outside torch that called a frame; None if a tensor is only printed."""
     import torch
 
     torch_folder, own = os.path.dirname(torch.__file__) + os.sep, place_of.__code__.co_filename
@@ -269,7 +270,7 @@ def place_of(frame):
 
 
 def shown_path(file):
-    """Returns a path as a user knows it: from the current folder, or from the folder of the packages on."""
+    """Returns a path for the user: relative to the current folder, or to the folder of the packages."""
     if file.startswith(os.getcwd() + os.sep):
         return os.path.relpath(file)
     for folder in ("site-packages", "dist-packages"):

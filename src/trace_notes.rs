@@ -1,18 +1,18 @@
-//! What was found while a model was traced: told in one line a kind by every command that reads its archive.
+//! Findings of tracing: every command that reads the archive prints one line per kind.
 
 use tracer::{Comparison, Program, TraceNote};
 
-/// Places that one line names.
+/// The most places that one line names.
 const NAMED_PLACES: usize = 3;
 
-/// Tells what was found while the model was traced.
+/// Prints the findings of tracing.
 pub fn tell(program: &Program) {
     for line in lines(program) {
         crate::failure::note(line);
     }
 }
 
-/// Returns one line for each kind of finding.
+/// Returns one line per kind of finding.
 pub fn lines(program: &Program) -> Vec<String> {
     let Some(recorded) = &program.recorded else { return Vec::new() };
     let mut lines = Vec::new();
@@ -24,8 +24,13 @@ pub fn lines(program: &Program) -> Vec<String> {
         };
         let named = places[..places.len().min(NAMED_PLACES)].join(", ");
         lines.push(match places.len() {
-            1 => format!("the trace has fixed a statement that depends on data: {named}: {}", first.text),
-            count => format!("the trace has fixed {count} statements that depend on data: {named}{more}"),
+            1 => format!(
+                "the trace contains only one outcome of a statement that depends on data: {named}: {}",
+                first.text
+            ),
+            count => format!(
+                "the trace contains only one outcome of {count} statements that depend on data: {named}{more}"
+            ),
         });
     }
     lines.extend(recorded.notes.iter().filter(|note| note.place.is_none()).map(|note| note.text.clone()));
@@ -34,14 +39,14 @@ pub fn lines(program: &Program) -> Vec<String> {
     }
     if !recorded.inlined_functions.is_empty() {
         lines.push(format!(
-            "traced with --inline-functions: {} run as their forward passes, and gradients are those of torch",
+            "traced with --inline-functions: {} run as their forward passes, with torch's gradients",
             recorded.inlined_functions.join(", ")
         ));
     }
     lines
 }
 
-/// Returns what the one who traces is told: every statement, and one line for each other kind of finding.
+/// Returns the lines for the user who traces: every statement, and one line per other kind of finding.
 pub fn told(program: &Program) -> Vec<String> {
     let statements = |note: &TraceNote| place(note).map(|place| format!("{place}: {}", note.text));
     let recorded = program.recorded.as_ref();

@@ -1,8 +1,9 @@
-//! What is being made and has no name yet: found again by a signal, which removes it, and by the next run, if nothing could.
+//! Files and folders in the making, which have no final name yet: a signal removes them, or the next run if nothing
+//! else could.
 //!
-//! SIGINT, SIGTERM and SIGHUP end the process from a thread of their own. It takes the lock that everybody takes who begins,
-//! names or gives up something, and keeps it: nothing appears behind its back. What SIGKILL leaves is locked by nobody, and
-//! that is how [`sweep`] tells it from what others are making.
+//! SIGINT, SIGTERM and SIGHUP end the process from a thread of their own. It takes the lock that guards starting,
+//! naming and giving up files, and keeps it: nothing is made after it. Files that SIGKILL leaves are locked by nobody,
+//! by which [`sweep`] distinguishes them from those that others are making.
 
 #[cfg(unix)]
 mod signals;
@@ -15,67 +16,68 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Begins the name of what is not finished.
+/// The prefix of temporary names.
 pub const UNFINISHED: &str = ".model-analyze-unfinished-";
 
-/// What a signal must know.
+/// The state that the signal thread needs.
 #[derive(Debug)]
 pub struct Making {
     /// Files and folders to remove.
     unfinished: BTreeSet<PathBuf>,
-    /// Groups of processes to end.
+    /// Process groups to end.
     children: BTreeSet<u32>,
-    /// What has got its name, or is written in place.
+    /// A message about files with their final name, or written in place.
     written: Option<String>,
 }
 
 static MAKING: Mutex<Making> =
     Mutex::new(Making { unfinished: BTreeSet::new(), children: BTreeSet::new(), written: None });
 
-/// Holds back signals while something is begun, named or given up.
+/// Holds back signals while a file is started, named or given up.
 pub fn making() -> MutexGuard<'static, Making> {
     MAKING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Making {
-    /// Something was begun.
+    /// Records a started file or folder.
     pub fn begun(&mut self, path: &Path) {
         self.unfinished.insert(path.to_path_buf());
     }
 
-    /// Something was given up and is gone.
+    /// Records a file or folder that was given up and removed.
     pub fn given_up(&mut self, path: &Path) {
         self.unfinished.remove(path);
     }
 
-    /// Something has got its name.
+    /// Records a file or folder that got its final name.
     pub fn finished(&mut self, path: &Path, target: &Path) {
         self.unfinished.remove(path);
-        // Part of something that is not finished itself.
+        // Not if it is part of another unfinished folder.
         if !self.unfinished.iter().any(|outer| target.starts_with(outer)) {
             self.written = Some(format!("{} is written", target.display()));
         }
     }
 
-    /// What a signal will not take back, in words.
+    /// Sets the message about output that a signal leaves.
     pub fn keeps(&mut self, what: String) {
         self.written = Some(what);
     }
 
-    /// A process was started as the first of a group.
+    /// Records the first process of a new group.
     pub fn started(&mut self, child: u32) {
         self.children.insert(child);
     }
 
-    /// A process has ended.
+    /// Records the end of a process.
     pub fn ended(&mut self, child: u32) {
         self.children.remove(&child);
     }
 }
 
-/// Makes something in a folder that nobody else takes for a leftover: `make` is tried until it could be locked under its name.
+/// Makes a file or folder that no other run takes for a leftover: `make` is tried until its result could be locked
+/// under its name.
 ///
-/// On a file system without locks there is none, and nothing is ever swept.
+/// A file system without locks has none; nothing is swept there.
 pub fn make_locked<T>(
     make: impl Fn() -> io::Result<T>,
     path_of: impl Fn(&T) -> PathBuf,
@@ -86,10 +88,10 @@ pub fn make_locked<T>(
         let path = path_of(&made);
         let file = match fs::File::open(&path) {
             Ok(file) => file,
-            // Somebody took it for a leftover before we had the lock.
+            // Another run took it for a leftover before it was locked.
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => {
-                // It is empty, and what would remove it with care needs files, too.
+                // It is empty, and a careful removal needs file descriptors, too.
                 let _ = fs::remove_dir(&path).or_else(|_| fs::remove_file(&path));
                 return Err(error);
             }
@@ -109,12 +111,12 @@ pub fn make_locked<T>(
     }
 }
 
-/// Who holds a lock.
+/// The holder of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Locked {
     Ours,
     Theirs,
-    /// The file system has none.
+    /// The file system has no locks.
     Never,
 }
 
@@ -136,7 +138,7 @@ fn lock(_file: &fs::File) -> Locked {
     Locked::Never
 }
 
-/// Tells whether an open file is still what its path names.
+/// Tells whether an open file is still the one at a path.
 #[cfg(unix)]
 fn is_at(file: &fs::File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -152,25 +154,25 @@ fn is_at(_file: &fs::File, _path: &Path) -> bool {
     true
 }
 
-/// Locks something that is there already, so that no other run takes it for a leftover.
+/// Locks an existing file or folder, so that no other run takes it for a leftover.
 pub fn keep(path: &Path) -> Option<fs::File> {
     let file = fs::File::open(path).ok()?;
     (lock(&file) == Locked::Ours).then_some(file)
 }
 
-/// Removes what killed runs have left in a folder: it may be as large as a model.
+/// Removes leftovers of killed runs in a folder: they may be as large as a model.
 pub fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(UNFINISHED));
         let (true, Ok(kind)) = (is_ours, entry.file_type()) else { continue };
-        // Opening a pipe would wait.
+        // Opening a pipe would block.
         if !(kind.is_dir() || kind.is_file()) {
             continue;
         }
         let path = entry.path();
-        // Held until it is gone: its maker, who may not have locked it yet, then makes another.
+        // Held until it is removed: its maker, if it has not locked it yet, then makes another.
         let Some(_lock) = keep(&path) else { continue };
-        // Somebody else's rights may forbid it, which is no fault of this run.
+        // A failure, for example by another user's permissions, does not matter to this run.
         let _ = remove(&path, kind.is_dir());
     }
 }
@@ -179,7 +181,7 @@ fn remove(path: &Path, is_folder: bool) -> io::Result<()> {
     if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) }
 }
 
-/// Lets signals end the process as they should: nothing unfinished stays, nor does a child.
+/// Installs the signal handlers: when a signal ends the process, no unfinished file and no child stays.
 #[cfg(unix)]
 pub fn watch() {
     signals::watch();
@@ -188,7 +190,7 @@ pub fn watch() {
 #[cfg(not(unix))]
 pub fn watch() {}
 
-/// Waits for the end where a signal is about to make it: what fails meanwhile fails because of it.
+/// Waits for the end of the process if a signal has come: errors in the meantime are caused by it.
 pub fn wait_if_interrupted() {
     #[cfg(unix)]
     signals::wait_if_interrupted();

@@ -1,15 +1,15 @@
-"""Compares the stages of a folder with the whole model, in the form that a Python process loads.
+"""Compares the stages of a folder with the whole model, in the format that a Python process loads.
 
 `model-analyze verify` feeds this file to an interpreter on standard input; the request is the first argument, as JSON.
-Answers go to standard output, one JSON document a line: {"done": {...}} ends a success, {"error": {...}} a failure.
-Whatever a stage prints goes to standard error.
+Answers go to standard output, one JSON document per line: {"done": {...}} ends a success, {"error": {...}} a failure.
+The stages' own output goes to standard error.
 
-Both sides run here on the same inputs: outputs once, then training steps whose gradients and losses are compared. It knows
-nothing of how stages are written: it calls them in order and gives each the inputs that the manifest names.
+Both sides run here on the same inputs: outputs once, then training steps whose gradients and losses are compared. It
+does not depend on how stages are written: it calls them in order and gives each the inputs that the manifest names.
 
-Stages that several devices hold together run in a process for each, of which this is one (`Ranks`). The first has the whole
-model, too, and compares; all hold their parts of every stage. What all of them hold whole must be the same on all, and what goes
-through each kind of collective is counted beside what the manifest says.
+Stages that several devices share run in one process per device, of which this is one (`Ranks`). The first also has the
+whole model, and compares; all hold their parts of every stage. Replicated tensors must be equal on all, and the traffic
+of each kind of collective is counted and compared with the manifest.
 """
 
 import importlib.util
@@ -19,20 +19,21 @@ import os
 import sys
 from pathlib import Path
 
-# Learning rate of the steps; gradients of so many first steps are compared.
+# Learning rate of the steps; gradients of this many first steps are compared.
 RATE, COMPARED_STEPS = 0.01, 4
-# Parameters of zeros get random numbers after the first step: behind a head of zeros every gradient is zero.
+# Standard deviation of the random numbers that zero parameters get after the first step: behind a head of zeros every
+# gradient is zero.
 DEVIATION = 0.02
-# Beside this share of the model's largest gradient a parameter's own gradient is noise around zero.
+# Below this share of the model's largest gradient a parameter's own gradient is noise around zero.
 NOISE = 1e-3
 
 
 class Refused(Exception):
-    """Something that cannot be compared; the text is for the user."""
+    """A comparison that is impossible; the text is for the user."""
 
 
 class Ranks:
-    """The processes that hold stages together, of which this is one; most stages are held by one alone."""
+    """The processes that share stages, of which this is one; most stages are not shared."""
 
     def __init__(self, request):
         about = request["ranks"]
@@ -56,7 +57,7 @@ class Ranks:
         return self.number == 0
 
     def told(self, make):
-        """Returns what the first rank makes."""
+        """Returns the result of the first rank."""
         if self.size == 1:
             return make()
         import torch.distributed as dist
@@ -66,7 +67,7 @@ class Ranks:
         return made[0]
 
     def all(self, value):
-        """Returns what each rank has."""
+        """Returns the value of each rank."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
@@ -76,7 +77,7 @@ class Ranks:
         return found
 
     def shard_of(self, module):
-        """Returns this rank's place in a stage, whose exchanges are counted."""
+        """Returns this rank's shard of a stage, whose exchanges are counted."""
         shard = module.Shard(self.group)
         names = type(shard).__init__.__globals__
         if not isinstance(names["dist"], Counting):
@@ -89,7 +90,7 @@ class Ranks:
             self.counted[self.pass_, collective] = calls + 1, bytes_ + sizes
 
     def exchanges(self, manifest, is_double):
-        """Returns what was exchanged in a step beside what the manifest says, which is none where it says nothing."""
+        """Returns the traffic of a step next to the manifest's, which is None if the manifest has none."""
         import torch
 
         planned = None
@@ -105,21 +106,21 @@ class Ranks:
         rows = []
         for key in sorted({key for one in [*found, planned or {}] for key in one}, reverse=True):
             counts = [one.get(key, (0, 0)) for one in found]
-            # Of messages each rank has counted its own.
+            # Each rank counts only the messages that it sends.
             join = sum if key[1] == "point-to-point" else max
             expected = planned.get(key, 0) if planned is not None else None
             rows.append([*key, max(calls for calls, _ in counts), join(size for _, size in counts), expected])
         return rows
 
     def replicated(self, tensors, worst):
-        """Joins how far ranks are apart in what all of them hold whole into the worst so far."""
+        """Joins the differences of replicated tensors between ranks into the worst so far."""
         import hashlib
 
         import torch
         import torch.distributed as dist
 
         def digest(tensor):
-            # As it lies, so that no value can be mistaken for another.
+            # By its bytes, so that no value can be mistaken for another.
             return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
 
         known = self.all({name: digest(tensor) if tensor.numel() else "" for name, tensor in tensors.items()})
@@ -130,7 +131,7 @@ class Ranks:
             elif any(one[name] != known[0][name] for one in known):
                 first = tensors[name].detach().clone(memory_format=torch.contiguous_format)
                 dist.broadcast(as_real(first), 0)
-                # Bits that differ in zeros of either sign, or in kinds of NaN, are no difference.
+                # Different bits of zeros of either sign, or of kinds of NaN, do not differ.
                 apart = max(self.all(difference(first, tensors[name])), key=lambda one: (math.isnan(one[1]), one[1]))
             before = worst.setdefault(name, apart)
             if math.isnan(apart[1]) or apart[1] > before[1]:
@@ -138,7 +139,7 @@ class Ranks:
 
 
 class Counting:
-    """torch.distributed, for stages: what goes through it is counted, as the bytes of whole values."""
+    """torch.distributed for stages, with all traffic counted in bytes of whole values."""
 
     def __init__(self, dist, ranks):
         self.dist, self.ranks = dist, ranks
@@ -174,7 +175,7 @@ def as_real(tensor):
 
 
 def functional(outputs, seed):
-    """Returns a random linear functional of the outputs that can carry gradients, or None where none can."""
+    """Returns a random linear functional of the outputs that can carry gradients, or None if none can."""
     import torch
 
     total = None
@@ -214,7 +215,8 @@ def leaves(tree):
 
 
 def register_results(path):
-    """Imports what defines the results that a program of torch.export returns, where transformers does: torch must know them."""
+    """Imports the definitions of the results of a torch.export program, if transformers defines them: torch must
+    know them."""
     import importlib
     import re
     import zipfile
@@ -229,22 +231,22 @@ def register_results(path):
 
 
 def exported(path, tied):
-    """Returns a program of torch.export as a module that takes its inputs one after the other."""
+    """Returns a program of torch.export as a module that takes its inputs one by one."""
     import logging
     import warnings
 
     import torch
     from torch.utils import _pytree
 
-    # That weights are views of the file is of no interest.
+    # A warning that weights are views of the file is irrelevant.
     warnings.simplefilter("ignore")
     register_results(path)
-    # torch tells the log alone what is wrong with a file.
+    # torch reports faults of a file only in the log.
     log, said = logging.getLogger("torch.export"), []
     log.propagate, handler = False, logging.Handler()
     handler.emit = lambda record: said.extend(record.getMessage().strip().splitlines())
     log.addHandler(handler)
-    # It opens the example inputs of a file, and where they are no plain tensors, runs whatever their pickle says.
+    # It opens the example inputs of a file, and if they are not plain tensors, runs the code in their pickle.
     load = torch.load
     torch.load = lambda *arguments, **options: load(*arguments, **(options | {"weights_only": True}))
     try:
@@ -270,7 +272,7 @@ def exported(path, tied):
 
         def forward(self, *inputs):
             left = iter(inputs)
-            # Constants are inputs, too, and no value of the graph.
+            # Constants are inputs, too, but not values of the graph.
             values = [spec.value if hasattr(spec, "value") else next(left) for spec in specs]
             arguments, named = _pytree.tree_unflatten(values, program.call_spec.in_spec)
             return _pytree.tree_leaves(self.module(*arguments, **named))
@@ -297,7 +299,7 @@ class Whole:
 
 
 def in_float64():
-    """Returns a mode in which whatever would be of a narrower floating type is of float64, casts of the model included."""
+    """Returns a mode in which all narrower floating types become float64, including the model's casts."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -306,7 +308,7 @@ def in_float64():
         return [one for one in tree_leaves(tree) if isinstance(one, torch.Tensor) and one.is_floating_point()]
 
     def grouped(rows, matrices, ends):
-        """Multiplies runs of rows with a matrix each; of two matrices, runs of what is summed over."""
+        """Multiplies runs of rows with one matrix each; of two matrices, runs of the summed dimension."""
         runs = list(zip([0, *ends.tolist()], ends.tolist()))
         if matrices.dim() == 3:
             return torch.cat([rows[first:last] @ matrix for (first, last), matrix in zip(runs, matrices)])
@@ -319,7 +321,7 @@ def in_float64():
             named = dict(named or {})
             if isinstance(named.get("dtype"), torch.dtype) and named["dtype"].is_floating_point:
                 named["dtype"] = torch.float64
-            # Torch has kernels of float32 and narrower alone.
+            # Torch has only kernels of float32 and narrower.
             is_grouped = operator is torch.ops.aten._grouped_mm.default and arguments[0].dtype == torch.float64
             made = (grouped if is_grouped else operator)(*arguments, **named)
             if self.narrowed is None and any(one.dtype == torch.float64 and one.dim() for one in floats(arguments)):
@@ -329,14 +331,14 @@ def in_float64():
 
         def check(self):
             if self.narrowed:
-                raise Refused(f"{self.narrowed} makes less of float64: this model is not compared in it; leave out --float64")
+                raise Refused(f"{self.narrowed} has no float64 form: this model cannot be compared in float64; leave out --float64")
 
     torch.set_default_dtype(torch.float64)
     return Wide()
 
 
 class Stages:
-    """The stages of a folder in one form, one after the other."""
+    """The stages of a folder in one format, in order."""
 
     def __init__(self, request, form, ranks=None):
         folder = Path(request["folder"]) / "stages"
@@ -350,7 +352,7 @@ class Stages:
 
         name, device = about["files"].get(form), request["device"]
         if name is None or name != os.path.basename(name):
-            raise Refused(f"stage {about['stage']} has no file in the form {form}")
+            raise Refused(f"stage {about['stage']} has no file in the format {form}")
         if form == "torchscript":
             stage = torch.jit.load(folder / name, map_location=device)
         else:
@@ -361,12 +363,12 @@ class Stages:
             if ranks is not None and ranks.size > 1 and hasattr(module, "CUTS"):
                 options["shard"] = ranks.shard_of(module)
                 self.cuts |= {name: (options["shard"], *cut) for name, cut in module.CUTS.items()}
-            # The command has compared the files; a weights file that is named is taken as it is.
+            # The command has checked the files; a named weights file is used as it is.
             stage = module.load(folder / about["files"]["weights"], device=device, **options)
         return stage.double() if request["float64"] else stage
 
     def buffers(self):
-        """Lists buffers that change by name."""
+        """Lists changing buffers by name."""
         return [(name, buffer) for module in self.modules for name, buffer in module.named_buffers()]
 
     def __call__(self, inputs):
@@ -382,18 +384,18 @@ class Stages:
 
 
 def named(module):
-    """Returns the parameters that train, each once, with all of its names."""
+    """Returns the trained parameters, each once, with all of its names."""
     found = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
-            # Two names of an archive are two objects over one memory.
+            # Two names in an archive are two objects with the same memory.
             key = (parameter.data_ptr(), parameter.shape) if parameter.numel() else id(parameter)
             found.setdefault(key, (parameter, []))[1].append(name)
     return list(found.values())
 
 
 class Row:
-    """A parameter of the whole model, and its copies in stages, of which each may be this rank's part."""
+    """A parameter of the whole model, and its copies in stages, each of which may be this rank's part."""
 
     def __init__(self, parameter, names, owners, stages):
         self.parameter, self.name = parameter, names[0]
@@ -403,21 +405,21 @@ class Row:
         self.cut = stages.cuts.get(self.cut_name)
 
     def joined(self, part):
-        """Returns the whole of which ranks have parts."""
+        """Returns the whole tensor of the ranks' parts."""
         if self.cut is None:
             return part
         shard, *cut = self.cut
         return shard.joined(part, *cut)
 
     def own(self, whole):
-        """Returns this rank's part of what is whole."""
+        """Returns this rank's part of a whole tensor."""
         if self.cut is None:
             return whole
         shard, *cut = self.cut
         return shard.own(whole, *cut)
 
     def sizes(self):
-        """Returns the sizes of the whole."""
+        """Returns the sizes of the whole tensor."""
         if self.parameter is not None:
             return list(self.parameter.shape)
         sizes = list(self.copies[0][1].shape)
@@ -430,7 +432,7 @@ class Row:
 
 
 def rows_of(whole, stages, ranks):
-    """Returns a row for each parameter of the whole that trains, in the same order on all ranks."""
+    """Returns a row per trained parameter of the whole model, in the same order on all ranks."""
     owners = {}
     for index, module in enumerate(stages.modules):
         for parameter, names in named(module):
@@ -444,7 +446,7 @@ def rows_of(whole, stages, ranks):
 
 
 def draw(spec, seed):
-    """Draws an input as the trace was told to."""
+    """Draws an input from its recorded range."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -467,7 +469,7 @@ def difference(expected, found, least=0.0):
     if expected.shape != found.shape or expected.dtype != found.dtype:
         kinds = [f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (expected, found)]
         raise Refused(f"is {kinds[0]} in the model, {kinds[1]} in the stages")
-    # Mostly they are the same to the last bit, which needs no arithmetic.
+    # Mostly they are bitwise equal, which needs no arithmetic.
     if torch.equal(expected, found):
         return 0.0, 0.0
     a, b = (as_real(t.detach()).double() for t in (expected, found))
@@ -516,8 +518,8 @@ def compared(request, form, ranks, whole, stages):
     import torch
 
     rows = rows_of(whole, stages, ranks)
-    # Of stages that several hold all parameters are moved after each step that is compared, and trained from then on: ones and
-    # zeros hide what is added or summed at the wrong place, and behind a wrong gradient all would be wrong.
+    # Parameters of shared stages are changed after each compared step, and trained from then on: ones and zeros hide
+    # values that are added or summed at the wrong place, and after a wrong gradient everything would be wrong.
     is_moved = [ranks.size > 1 or bool(r.parameter.numel()) and not r.parameter.detach().any() for r in rows]
     moves, untrained = (COMPARED_STEPS, COMPARED_STEPS) if ranks.size > 1 else (1, 0)
     outputs, losses, worst, rate, replicated, exchanges = {}, [], {}, None, {}, []
@@ -584,14 +586,14 @@ def compared(request, form, ranks, whole, stages):
             held |= {name: value for name, value in stages.buffers() if name not in stages.cuts}
             ranks.replicated(held, replicated)
             step_exchanges = ranks.exchanges(stages.manifest, request["float64"])
-            # All steps exchange the same, or the first that does not is shown.
+            # All steps exchange the same, or the first that differs is shown.
             exchanges = exchanges if any(r[4] is not None and r[3] != r[4] for r in exchanges) else step_exchanges
         with torch.no_grad():
             if step == untrained:
                 norm = lambda tensors: math.sqrt(sum(float(t.norm()) ** 2 for t in tensors))  # noqa: E731
 
                 def slowed():
-                    # Of numbers that grow beyond all bounds nothing could be compared.
+                    # Diverging numbers could not be compared.
                     size = norm([g for g in gradients if g is not None])
                     return RATE * min(1.0, norm([row.parameter for row in trained]) / size) if size else RATE
 
@@ -617,7 +619,7 @@ def compared(request, form, ranks, whole, stages):
 
 
 def locate(request):
-    """Finds the first stage whose two forms differ, given the same inputs; each stage begins with its own weights."""
+    """Finds the first stage whose two formats differ, given the same inputs; each stage starts with its own weights."""
     import torch
 
     scripted, written = Stages(request, "torchscript"), Stages(request, "python")
@@ -662,7 +664,7 @@ def locate(request):
 
 
 def plain(value):
-    """Makes a value that JSON can hold: infinities and NaN become words."""
+    """Converts a value for JSON: infinities and NaN become words."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -673,7 +675,7 @@ def plain(value):
 def main():
     request = json.loads(sys.argv[1])
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    # What a stage prints must not mix with our lines.
+    # The stages' output must not mix with the messages here.
     os.dup2(2, 1)
     sys.stdout = sys.stderr
 
@@ -681,8 +683,8 @@ def main():
         channel.write(json.dumps(plain(line)) + "\n")
 
     form = ""
-    # A traced convolution carries its own permission of TF32, whose kernels differ in the fourth digit: NVIDIA's libraries
-    # are told as they are loaded.
+    # A traced convolution has its own TF32 flag, and TF32 kernels differ in the fourth digit: NVIDIA's libraries read
+    # this setting when they are loaded.
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
     try:
         try:
@@ -698,7 +700,7 @@ def main():
             torch.set_num_threads(request["threads"])
         for library in request["libraries"]:
             importlib.import_module(library)
-        # TorchScript's optimizer adds gradients up in another order, and so does cuDNN from call to call where it may.
+        # TorchScript's optimizer sums gradients in another order, and so may cuDNN from call to call.
         torch._C._set_graph_executor_optimize(False)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
@@ -719,9 +721,9 @@ def main():
         say(error={"kind": "refused", "message": "interrupted", "form": form})
     except (Exception, SystemExit) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        # Another rank has ended, and says why.
+        # Another rank has ended, and reports the cause.
         kind = "peer" if request["ranks"] and ("Connection" in str(error) or "gloo" in str(error)) else "python"
-        # What went wrong inside a trace stands last.
+        # The fault inside a trace is in the last lines.
         lines = lines if len(lines) <= 8 else lines[:5] + lines[-3:]
         say(error={"kind": kind, "message": f"{type(error).__name__}: " + "\n".join(lines), "form": form})
     return 2
@@ -730,5 +732,5 @@ def main():
 if __name__ == "__main__" and len(sys.argv) > 1:
     code = main()
     sys.stderr.flush()
-    # Leaving at once: some libraries hang or crash while the interpreter shuts down.
+    # Exits immediately: some libraries hang or crash while the interpreter shuts down.
     os._exit(code)

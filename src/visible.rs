@@ -1,10 +1,11 @@
-//! Texts of strangers on a terminal: what could move its cursor or turn its letters around becomes a visible mark.
+//! Untrusted text on a terminal: characters that could move its cursor or reverse text become visible marks.
 //!
-//! Names in a trace are anything. Files of ours escape them by their own rules; this is for people's eyes alone.
+//! Names in a trace may contain anything. Files of this program escape them by their own rules; this is only for
+//! display.
 
 use std::borrow::Cow;
 
-/// Makes controls and direction overrides visible; line feeds and tabs stay.
+/// Makes control characters and direction overrides visible; line feeds and tabs stay.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if text.chars().any(is_harmful) {
         Cow::Owned(text.chars().map(mark).collect())
@@ -24,10 +25,10 @@ pub fn shortened(line: &str, longest: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{} … {}", &line[..cut(head)], &line[cut(length - tail)..]))
 }
 
-/// Longest name in a table. Tables shorten what a terminal has no room for; longer ones are nobody's to read.
+/// The longest name in a table. Tables shorten names further for the terminal; longer ones are unreadable.
 const LONGEST_NAME: usize = 90;
 
-/// Makes a name fit a cell of a table: one line, not too long.
+/// Makes a name fit a table cell: one line, not too long.
 pub fn cell(name: &str) -> Cow<'_, str> {
     let breaks = |c: char| matches!(c, '\n' | '\t' | '\r' | '\u{2028}' | '\u{2029}');
     if !name.contains(breaks) {
@@ -47,7 +48,7 @@ pub fn cell(name: &str) -> Cow<'_, str> {
 fn mark(c: char) -> char {
     match c {
         c if !is_harmful(c) => c,
-        // Unicode has a picture for each of the old controls.
+        // Unicode has a picture for each ASCII control character.
         '\0'..='\x1f' => char::from_u32(0x2400 + c as u32).unwrap_or('\u{fffd}'),
         '\x7f' => '\u{2421}',
         _ => '\u{fffd}',

@@ -1,7 +1,7 @@
-//! The files that weights lie in: a trace, or a checkpoint beside it, whole or in parts.
+//! The files that contain weights: a trace, or a separate checkpoint, whole or in parts.
 //!
-//! Codegen copies from a single source. Files lie in it one behind the other, the trace first, so that a position tells which file
-//! is meant; none is read before a tensor of it is copied.
+//! Codegen copies from a single source, in which the files are concatenated, the trace first, so that a position
+//! identifies the file; none is read before a tensor of it is copied.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ use crate::{
     workspace::ModelFile,
 };
 
-/// Files one behind the other.
+/// Concatenated files.
 #[derive(Clone, Debug)]
 pub struct Sources {
     files: Arc<Vec<Extent>>,
@@ -33,7 +33,7 @@ struct Extent {
     start: u64,
     length: u64,
     state: files::State,
-    /// The file itself, where it is open anyway: a model's.
+    /// The file itself, if it is open already: a model's.
     opened: Option<Arc<Opened>>,
 }
 
@@ -70,7 +70,7 @@ impl Sources {
         Ok(Self { files: Arc::new(files) })
     }
 
-    /// Refuses what was made of files that are not what they were when their places were read.
+    /// Refuses results if a file has changed since the positions in it were read.
     pub fn check_unchanged(&self) -> Result<(), Failure> {
         let is_changed = |file: &&Extent| {
             !fs::metadata(&file.path).is_ok_and(|data| files::State::of(&data) == file.state)
@@ -78,19 +78,19 @@ impl Sources {
         self.files.iter().find(is_changed).map_or(Ok(()), |file| Err(files::changed(&file.path)))
     }
 
-    /// Returns the file that a position lies in.
+    /// Returns the file at a position.
     pub fn path_at(&self, position: u64) -> &Path {
         let index = self.files.partition_point(|file| file.start <= position).saturating_sub(1);
         self.files.get(index).map_or(Path::new(""), |file| &file.path)
     }
 
-    /// Returns a reader of its own place, which keeps the file open that it read last.
+    /// Returns a reader with its own position, which keeps the last file open.
     pub fn open(&self) -> Source {
         Source { sources: self.clone(), open: None }
     }
 }
 
-/// Reads sources in ranges: mapped pages would count as ours.
+/// Reads ranges of the sources: mapped pages would count as this process's memory.
 pub struct Source {
     sources: Sources,
     open: Option<(usize, File)>,
@@ -102,7 +102,7 @@ impl ReadAt for Source {
         let index = files.partition_point(|file| file.start <= position).saturating_sub(1);
         let extent = files.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
         let at = position - extent.start;
-        // A tensor lies in one file.
+        // A tensor is in one file.
         if at.checked_add(buffer.len() as u64).is_none_or(|end| end > extent.length) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -111,7 +111,7 @@ impl ReadAt for Source {
         }
         if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
             let file = File::open(&extent.path).map_err(|error| of_source(&extent.path, &error))?;
-            // Another file may have taken its name since its code was read.
+            // Another file may have taken its name since the code was read.
             if !file.metadata().is_ok_and(|data| files::State::of(&data) == extent.state) {
                 return Err(of_source(&extent.path, &io::ErrorKind::UnexpectedEof.into()));
             }
@@ -122,7 +122,7 @@ impl ReadAt for Source {
     }
 }
 
-/// A source that cannot be read, as an error of reading that names it.
+/// A read error of a source, which names it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct SourceError(String);
@@ -134,12 +134,12 @@ fn of_source(path: &Path, error: &io::Error) -> io::Error {
     }))
 }
 
-/// Tells whether an error is of reading a source, and not of writing.
+/// Tells whether an error comes from reading a source, not from writing.
 pub fn is_of_source(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|error| error.is::<SourceError>())
 }
 
-/// Turns an error of reading a source into a failure.
+/// Turns a read error of a source into a failure.
 pub fn read_failure(error: io::Error) -> Failure {
     Failure::input(error)
 }
@@ -163,24 +163,25 @@ pub fn require(model: &ModelFile) -> Result<(), Failure> {
     }
     let made = if is_exported(&model.program) { "exported" } else { "traced" };
     Err(Failure::input(format!("{} was {made} without its weights", model.path().display())).with_hint(
-        "name the checkpoint that holds them: --weights FILE or FOLDER (.safetensors, or what torch.save wrote of a state dict)",
+        "name the checkpoint that holds them: --weights FILE or FOLDER (.safetensors, or state dicts of torch.save)",
     ))
 }
 
-/// Tells whether a trace has the tensor's place, but no numbers of it.
+/// Tells whether a trace names the tensor but lacks its values.
 fn is_absent(tensor: &Tensor) -> bool {
     tensor.storage.as_ref().is_some_and(|storage| storage.position.is_none())
 }
 
-/// A program whose weights lie in a checkpoint, and the files to copy from.
+/// A program with the weights of a checkpoint, and the files to copy from.
 pub struct Weighted {
-    /// The program, and how the checkpoint fits it.
+    /// The program, and how the checkpoint matches it.
     pub adopted: Adopted,
     /// Trace and checkpoint.
     pub sources: Sources,
 }
 
-/// Takes the weights of a model from a checkpoint: where its tensors lie in the model's file and those of the checkpoint.
+/// Takes the weights of a model from a checkpoint: returns the positions of its tensors in the model's file and the
+/// checkpoint's.
 pub fn adopt(model: &ModelFile, checkpoint: &Path) -> Result<Weighted, Failure> {
     let parts = parts(checkpoint)?;
     let sources = Sources::joined(Some(model), parts.iter().map(|part| part.path.as_path()))?;
@@ -199,7 +200,7 @@ pub fn adopt(model: &ModelFile, checkpoint: &Path) -> Result<Weighted, Failure> 
                     other.display(),
                     part.path.display()
                 ))
-                .with_hint("name one file, or the index that says which file holds what"));
+                .with_hint("name one file, or the index of the checkpoint"));
             }
             tensors.push(tensor);
         }
@@ -210,7 +211,7 @@ pub fn adopt(model: &ModelFile, checkpoint: &Path) -> Result<Weighted, Failure> 
 }
 
 impl Weighted {
-    /// Says what of the checkpoint was not taken as it stands.
+    /// Reports the differences between the checkpoint and the model.
     pub fn say(&self, checkpoint: &Path) {
         let checkpoint = checkpoint.display();
         match &self.adopted.prefix {
@@ -227,7 +228,7 @@ impl Weighted {
                 1 => String::new(),
                 n => format!(" and {} more", n - 1),
             };
-            note(format!("`{first}`{more} stays as traced: {checkpoint} holds it in another size or type"));
+            note(format!("`{first}`{more} stays as traced: {checkpoint} has it with another size or type"));
         }
         if self.adopted.unused > 0 {
             note(format!("{} tensors in {checkpoint} are not the model's", self.adopted.unused));
@@ -251,8 +252,8 @@ fn mismatch(errors: &[WeightError], held: usize, checkpoint: &Path) -> Failure {
         _ => None,
     });
     Failure::input(message).with_hint(match dtype {
-        Some(dtype) => format!("trace the model in the type of its weights: trace --dtype {dtype}"),
-        None => "names are those of model.state_dict() where it was traced".to_owned(),
+        Some(dtype) => format!("trace the model with the type of its weights: trace --dtype {dtype}"),
+        None => "names must be those of the traced model's state_dict()".to_owned(),
     })
 }
 
@@ -260,7 +261,7 @@ fn mismatch(errors: &[WeightError], held: usize, checkpoint: &Path) -> Failure {
 #[derive(Debug)]
 struct Part {
     path: PathBuf,
-    /// What an index says it holds.
+    /// The tensors that an index assigns to it.
     wanted: Option<BTreeSet<String>>,
 }
 
@@ -268,16 +269,15 @@ impl Part {
     fn tensors(&self) -> Result<Vec<Tensor>, Failure> {
         let file = files::open(&self.path)?;
         let tensors = file.unless_changed(tracer::read_tensors_at(&file).map_err(|error| {
-            trace_failure(&self.path, &error).with_hint(
-                "--weights takes .safetensors and what torch.save(model.state_dict(), FILE) writes",
-            )
+            trace_failure(&self.path, &error)
+                .with_hint("--weights takes .safetensors and files of torch.save(model.state_dict(), FILE)")
         }))?;
-        // A trace has more than weights, or less.
+        // A trace has more than weights, or fewer.
         let tensors = tensors.into_iter().filter(|tensor| tensor.role != Role::Constant);
         let tensors: Vec<Tensor> = tensors.collect();
         if tensors.iter().any(is_absent) {
             let failure = Failure::input(format!("{} was traced without its weights", self.path.display()));
-            return Err(failure.with_hint("--weights wants the file that has them"));
+            return Err(failure.with_hint("--weights needs a file that has them"));
         }
         let Some(wanted) = &self.wanted else { return Ok(tensors) };
         let tensors: Vec<Tensor> =
@@ -286,7 +286,7 @@ impl Part {
             let held: BTreeSet<&str> = tensors.iter().map(|tensor| tensor.path.as_str()).collect();
             let lost = wanted.iter().find(|name| !held.contains(name.as_str())).map_or("", String::as_str);
             return Err(Failure::input(format!(
-                "{} lacks `{lost}`, which the index has in it",
+                "{} lacks `{lost}`, which the index lists",
                 self.path.display()
             )));
         }
@@ -311,7 +311,7 @@ fn parts(checkpoint: &Path) -> Result<Vec<Part>, Failure> {
             .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(end)))
             .collect()
     };
-    // As Hugging Face's loader prefers them.
+    // In the order of preference of Hugging Face's loader.
     for end in [".safetensors.index.json", ".safetensors", ".bin.index.json", ".bin", ".pt", ".pth"] {
         let found = ending(end);
         match (&found[..], end.ends_with(".json")) {
@@ -335,22 +335,22 @@ fn parts(checkpoint: &Path) -> Result<Vec<Part>, Failure> {
         .with_hint("expected are .safetensors files, or .bin, .pt or .pth files that torch.save wrote"))
 }
 
-/// Reads which file of a checkpoint in parts holds what: `{"weight_map": {NAME: FILE, …}}`.
+/// Reads the index of a sharded checkpoint: `{"weight_map": {NAME: FILE, …}}`.
 fn indexed(index: &Path) -> Result<Vec<Part>, Failure> {
     let wrong = |reason: &str| Failure::input(format!("{}: {reason}", index.display()));
     let json: serde_json::Value =
         serde_json::from_str(&files::read_text(index)?).map_err(|error| wrong(&error.to_string()))?;
     let map = json.get("weight_map").and_then(serde_json::Value::as_object).ok_or_else(|| {
         wrong("there is no `weight_map`")
-            .with_hint("the index of a checkpoint in parts has one: {\"weight_map\": {NAME: FILE, …}}")
+            .with_hint("the index of a sharded checkpoint has one: {\"weight_map\": {NAME: FILE, …}}")
     })?;
     let folder = index.parent().unwrap_or(Path::new(""));
     let mut parts: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (name, file) in map {
-        let file = file.as_str().ok_or_else(|| wrong(&format!("the file of `{name}` is no text")))?;
-        // An index from a stranger must not make us open files elsewhere.
+        let file = file.as_str().ok_or_else(|| wrong(&format!("the file of `{name}` is not a string")))?;
+        // An index from a stranger must not open files elsewhere.
         if !matches!(Path::new(file).components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
-            return Err(wrong(&format!("`{file}` is no file beside it")));
+            return Err(wrong(&format!("`{file}` is not a file in its folder")));
         }
         parts.entry(file).or_default().insert(name.clone());
     }

@@ -1,4 +1,4 @@
-//! Going on as the program that is linked to libtorch.
+//! Continues as the program that is linked to libtorch.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,17 +7,17 @@ use std::{
 
 use crate::{failure::Failure, progress};
 
-/// Whether it was built beside this one.
+/// Whether that program was built, too.
 pub const IS_BUILT: bool = cfg!(feature = "torch");
 
-/// Returns the folder of the libtorch that it is linked to.
+/// Returns the folder of its libtorch.
 pub fn folder() -> Option<&'static Path> {
     option_env!("MODEL_ANALYZE_LIBTORCH").map(Path::new)
 }
 
-/// Goes on there with the same arguments, and comes back only to say why not.
+/// Runs that program with the same arguments; returns only if that fails.
 ///
-/// `instead` is what else to do where there is no such program.
+/// `instead` is an alternative, named in the message if there is no such program.
 pub fn go_on_there(command: &str, instead: &str) -> Failure {
     if !IS_BUILT {
         return Failure::input(format!("this build cannot {command}: it has no libtorch"))
@@ -27,11 +27,13 @@ pub fn go_on_there(command: &str, instead: &str) -> Failure {
     let program = match program {
         Ok(program) if program.exists() => program,
         Ok(program) => {
-            let message =
-                format!("{} is missing: the half of this command that has libtorch", program.display());
-            return Failure::input(message).with_hint("cargo build --release --features torch makes both");
+            let message = format!(
+                "{} is missing: the part of this command that is linked to libtorch",
+                program.display()
+            );
+            return Failure::input(message).with_hint("cargo build --release --features torch builds both");
         }
-        Err(error) => return Failure::input(format!("cannot tell where this command lies: {error}")),
+        Err(error) => return Failure::input(format!("cannot find this command's own path: {error}")),
     };
     progress::done();
     let error = become_it(Command::new(&program).args(std::env::args_os().skip(1)));
@@ -42,7 +44,7 @@ fn other(own: &Path) -> PathBuf {
     own.with_file_name(format!("model-analyze-torch{}", std::env::consts::EXE_SUFFIX))
 }
 
-/// The same process: signals, terminal and exit code stay as they are.
+/// Replaces this process: signals, terminal and exit code stay the same.
 #[cfg(unix)]
 fn become_it(command: &mut Command) -> std::io::Error {
     use std::os::unix::process::CommandExt;
@@ -53,7 +55,7 @@ fn become_it(command: &mut Command) -> std::io::Error {
     command.exec()
 }
 
-/// A child, whose exit code is ours.
+/// Runs it as a child, and exits with its exit code.
 #[cfg(not(unix))]
 fn become_it(command: &mut Command) -> std::io::Error {
     match command.status() {

@@ -1,6 +1,6 @@
-//! What a command works on: a model's file, opened and read once, with its graph and its costs, made once and handed on.
+//! The model that a command works on: its file, opened and read once, with its graph and its costs, made once.
 //!
-//! The file stays open: what weights are copied from later is what the code was read from.
+//! The file stays open: weights are copied later from the file that the code was read from.
 
 use std::{
     borrow::Cow,
@@ -26,28 +26,28 @@ use crate::{
     trace_notes,
 };
 
-/// A model's file, and what was read from it.
+/// A model's file and its content.
 #[derive(Clone)]
 pub struct ModelFile {
     file: Arc<Opened>,
-    /// What the trace says.
+    /// The program in the trace.
     pub program: Program,
     digest: OnceCell<String>,
 }
 
 impl ModelFile {
-    /// Reads a trace, an archive or IR text, and tells what was found while it was made.
+    /// Reads a trace, an archive or IR text, and prints the notes of tracing.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         Self::of(files::open(path)?)
     }
 
-    /// Reads a trace from a file that is open.
+    /// Reads a trace from an open file.
     pub fn of(file: Opened) -> Result<Self, Failure> {
         let program = model::read(&file);
         Self::with(file, program)
     }
 
-    /// Reads an archive: what stages are cut from.
+    /// Reads an archive, from which stages can be cut.
     pub fn read_archive(path: &Path) -> Result<Self, Failure> {
         let file = files::open(path)?;
         let program = model::read_archive(&file);
@@ -63,17 +63,17 @@ impl ModelFile {
         Ok(Self { file: Arc::new(file), program, digest: OnceCell::new() })
     }
 
-    /// Returns the place of the file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Returns the file, open.
+    /// Returns the open file.
     pub fn opened(&self) -> &Arc<Opened> {
         &self.file
     }
 
-    /// Returns what tells the model from others.
+    /// Returns the digest that identifies the model.
     pub fn digest(&self) -> &str {
         self.digest.get_or_init(|| tracer::digest(&self.program))
     }
@@ -83,19 +83,18 @@ impl ModelFile {
         self.path().file_stem().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Refuses what stages cannot be cut from: an IR text, and some programs of torch.export.
+    /// Refuses models that stages cannot be cut from: IR texts, and some programs of torch.export.
     pub fn require_archive(&self) -> Result<(), Failure> {
         if let Some(Archive { kind: ArchiveKind::Export { obstacle: Some(reason) }, .. }) =
             &self.program.archive
         {
-            return Err(Failure::input(format!("{} cannot be cut: {reason}", self.path().display())).with_hint(
-                "cut what torch.export.export gives, without run_decompositions(), or a trace of the model",
-            ));
+            return Err(Failure::input(format!("{} cannot be cut: {reason}", self.path().display()))
+                .with_hint("export without run_decompositions(), or trace the model"));
         }
         if self.program.archive.is_some() { Ok(()) } else { model::read_archive(&self.file).map(|_| ()) }
     }
 
-    /// Refuses to make stages of a model whose gradients are not those that it was given.
+    /// Refuses to make stages of a model that lacks its own gradients.
     pub fn require_gradients(&self) -> Result<(), Failure> {
         let names = self.program.recorded.as_ref().map_or(&[][..], |recorded| &recorded.inlined_functions);
         if names.is_empty() {
@@ -107,30 +106,30 @@ impl ModelFile {
             names.join(", ")
         ))
         .with_hint(
-            "it serves for inspect, graph and plan; compute the same with torch's own operators to cut it",
+            "inspect, graph and plan accept it; to cut it, write the function with torch's own operators",
         ))
     }
 }
 
-/// Predictions by device type, figures and cost models and all, and what products round to.
+/// Predictions by device type, with its figures, cost models and rounding of products.
 pub type TimesKnown = Rc<RefCell<Vec<((String, DeviceType, CostModels, Rounding), Times)>>>;
 
 /// A model with its graph and its costs.
 #[derive(Clone)]
 pub struct Workspace {
-    /// The file that it was read from.
+    /// Its file.
     pub file: ModelFile,
-    /// What it is made of.
+    /// Its graph.
     pub graph: ModelGraph,
-    /// What its operators take, in FLOPs and bytes.
+    /// FLOPs and bytes of its operators.
     pub costs: OperatorCosts,
-    /// What its operators take on devices that were asked about, by type and what products round to.
+    /// Times of its operators, by device type and rounding of products, as far as requested.
     pub(crate) times: TimesKnown,
-    /// The inputs that it was built for.
+    /// The inputs that the graph was built for.
     inputs: Vec<InputShape>,
-    /// The same model with other numbers of samples in a micro-batch, as far as they were asked for.
+    /// The same model with other micro-batch sizes, as far as requested.
     sized: Rc<RefCell<BTreeMap<u64, Result<Workspace, String>>>>,
-    /// Set where this is what one of several devices does that share the model.
+    /// Set if this is one device's share of the model.
     pub shared: Option<SharedModel>,
 }
 
@@ -140,7 +139,7 @@ impl Workspace {
         Self::read_with(path, inputs, None)
     }
 
-    /// Reads a trace with the sizes of its parameters from another file, where the trace does not say them.
+    /// Reads a trace with the sizes of its parameters from another file, for traces that lack them.
     pub fn read_with(path: &Path, inputs: &[String], parameters: Option<&Path>) -> Result<Self, Failure> {
         let inputs = model::input_shapes(inputs)?;
         let mut file = ModelFile::read(path)?;
@@ -150,13 +149,13 @@ impl Workspace {
         Self::build(file, inputs)
     }
 
-    /// Reads a trace from a file that is open.
+    /// Reads a trace from an open file.
     pub fn of(file: Opened, inputs: &[String]) -> Result<Self, Failure> {
         let inputs = model::input_shapes(inputs)?;
         Self::build(ModelFile::of(file)?, inputs)
     }
 
-    /// Builds the graph of a trace that was read.
+    /// Builds the graph of a trace.
     pub fn build(file: ModelFile, inputs: Vec<InputShape>) -> Result<Self, Failure> {
         let graph = model::build(file.path(), &file.program, inputs.clone())?;
         Ok(Self::new(file, graph, inputs, None))
@@ -170,18 +169,18 @@ impl Workspace {
     /// Returns the same model for other inputs.
     ///
     /// # Errors
-    /// Why its sizes do not follow from these.
+    /// Why its sizes cannot be inferred from these.
     pub fn with_inputs(&self, inputs: Vec<InputShape>) -> Result<Self, String> {
         let built = graph::build(self.program(), &graph::BuildOptions { inputs: inputs.clone() });
         let graph = built.map_err(|errors| errors.0[0].to_string())?;
         Ok(Self::new(self.file.clone(), graph, inputs, None))
     }
 
-    /// Returns the same model with micro-batches of so many samples: the first dimension of every input that has as many of them as
-    /// the first one is changed.
+    /// Returns the same model with micro-batches of another size: changes the first dimension of every input that has
+    /// as many samples as the first one.
     ///
     /// # Errors
-    /// Why its sizes do not follow from those of its inputs.
+    /// Why its sizes cannot be inferred from those of its inputs.
     pub fn with_samples(&self, samples: u64) -> Result<Self, String> {
         if let Some(known) = self.sized.borrow().get(&samples) {
             return known.clone();
@@ -197,7 +196,7 @@ impl Workspace {
             |graph: &ModelGraph, value| -> Option<Vec<u64>> { graph.value(value).fact.tensor()?.sizes() };
         let first = graph.inputs.first().and_then(|input| sizes(graph, *input));
         let own =
-            first.and_then(|sizes| sizes.first().copied()).ok_or("the sizes of its inputs are not known")?;
+            first.and_then(|sizes| sizes.first().copied()).ok_or("the sizes of its inputs are unknown")?;
         if own == samples {
             return Ok(self.clone());
         }
@@ -213,36 +212,36 @@ impl Workspace {
         let other = self.with_inputs(inputs)?;
         let lost = graph::lost_sizes(&other.graph);
         if let Some(lost) = lost.first().filter(|_| lost.len() > graph::lost_sizes(graph).len()) {
-            return Err(format!("sizes behind `{}` are not known then", lost.name));
+            return Err(format!("sizes after `{}` are unknown then", lost.name));
         }
-        // What the trace has fixed as a number shows here at the latest.
+        // Sizes that the trace fixed as numbers are noticed here at the latest.
         for (before, after) in graph.outputs.iter().zip(&other.graph.outputs) {
             let (Some(before), Some(after)) = (sizes(graph, *before), sizes(&other.graph, *after)) else {
                 continue;
             };
             let (Some(from), Some(to)) = (before.first(), after.first()) else { continue };
             if from.is_multiple_of(own) && *to != from / own * samples {
-                return Err(format!("the trace has fixed the number of samples: an output would have {to}"));
+                return Err(format!("the trace fixed the number of samples: an output would have {to}"));
             }
         }
         Ok(other)
     }
 
-    /// Returns the same model with micro-batches as a plan has them.
+    /// Returns the same model with the micro-batch size of a plan.
     pub fn of_plan(&self, plan: &Plan) -> Result<Cow<'_, Self>, Failure> {
         let Some(samples) = plan.micro_batch_size else { return Ok(Cow::Borrowed(self)) };
         let sized = self.with_samples(samples).map(Cow::Owned);
         sized.map_err(|reason| self.not_followed(samples, &reason))
     }
 
-    /// Says that the model has no other micro-batches than those that it was traced with.
+    /// The failure of a model that only has the micro-batch size of its trace.
     pub fn not_followed(&self, samples: u64, reason: &str) -> Failure {
         Failure::input(format!("micro-batches of {samples} samples: {reason}"))
             .in_file(self.file.path())
-            .with_hint("trace the model with inputs of that size, or plan with those that it was traced with")
+            .with_hint("trace the model with inputs of that size, or plan with the traced size")
     }
 
-    /// Returns what one device does of a model that so many devices of a cluster share.
+    /// Returns one device's share of a model that devices of a cluster share.
     pub fn shared(&self, on: (&Cluster, &CostModels), degree: u32, way: Way<'_>) -> Result<Self, Failure> {
         let shared = sharing::shared_by(self.program(), &self.graph, &self.costs, on, degree, way)?;
         // The digest is that of the model.
@@ -250,7 +249,7 @@ impl Workspace {
         let file = ModelFile { file: Arc::clone(&self.file.file), program: shared.program.clone(), digest };
         let built = graph::build(&file.program, &graph::BuildOptions { inputs: self.inputs.clone() });
         let graph = built.map_err(|errors| {
-            Failure::bug(format!("sizes of a device's part do not fit together: {}", errors.0[0]))
+            Failure::bug(format!("sizes of a device's part are inconsistent: {}", errors.0[0]))
         })?;
         if graph.disagreements.len() > self.graph.disagreements.len() {
             let wrong = &graph.disagreements[graph.disagreements.len() - 1];
@@ -263,19 +262,19 @@ impl Workspace {
         Ok(Self::new(file, graph, self.inputs.clone(), Some(shared)))
     }
 
-    /// Returns the model under a plan: with its micro-batches, and what one device does of it where devices share layers.
+    /// Returns the model under a plan: with its micro-batch size, and as one device's share if devices share layers.
     pub fn under(&self, plan: &Plan, models: &CostModels) -> Result<Cow<'_, Self>, Failure> {
         let own = self.of_plan(plan)?;
         Ok(own.shared_by(plan, models)?.map_or(own, Cow::Owned))
     }
 
-    /// Returns what one device does under a plan by which devices share layers, with the micro-batches of this model.
+    /// Returns one device's share under a plan whose devices share layers, with the micro-batch size of this model.
     pub fn shared_by(&self, plan: &Plan, models: &CostModels) -> Result<Option<Self>, Failure> {
         let LayerSharing::ByCuts(degree) = plan.sharing() else { return Ok(None) };
         self.shared((&plan.cluster, models), degree, Way::Cuts(&plan.cuts, plan.sequence_parallel)).map(Some)
     }
 
-    /// Returns what the trace says.
+    /// Returns the program in the trace.
     pub fn program(&self) -> &Program {
         &self.file.program
     }

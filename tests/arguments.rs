@@ -24,8 +24,8 @@ fn everything_that_is_wrong_is_said_at_once() {
         errors,
         [
             "error: no strategy is called `foo`",
-            "error: --batch is 0; a step has one sample at least",
-            "error: --stages is 0; a pipeline has one at least",
+            "error: --batch is 0; a step has at least one sample",
+            "error: --stages is 0; a pipeline has at least one",
             "error: no device is called `t5`",
             "error: nothing.pt: No such file or directory (os error 2)",
             "error: out is not empty",

@@ -1,6 +1,6 @@
 //! Holds files of a crate free of circles: a file that imports another, directly or through others, is not imported by it.
 //!
-//! An import counts for the file that defines what is imported, so a module that only re-exports is no stop on the way. Tests, and
+//! An import counts for the file that defines what is imported, so a module that only re-exports is not a stop on the way. Tests, and
 //! modules that are declared for tests alone, are left out.
 
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -38,7 +38,7 @@ fn no_circle_of_files_is_long() {
     assert!(wrong.is_empty(), "a circle of more than {LONGEST} files, to be broken:\n{}", wrong.join("\n"));
 }
 
-/// Every way to write an import is seen: this is a circle of five in folders, with a re-export that is no part of it.
+/// Every way to write an import is seen: this is a circle of five in folders, with a re-export that is not a part of it.
 #[test]
 fn a_circle_is_found_however_it_is_written() {
     let files = [
@@ -95,7 +95,7 @@ impl Sources {
         for root in
             ["lib.rs", "main.rs"].map(PathBuf::from).into_iter().filter(|root| texts.contains_key(root))
         {
-            // A command's own files are no part of its library.
+            // A command's own files are not part of its library.
             let module = if root == Path::new("main.rs") { vec!["main".to_string()] } else { Vec::new() };
             sources.add(&texts, root, module);
         }

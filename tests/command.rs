@@ -190,7 +190,7 @@ fn schemas_are_printed() {
         let printed: Value = serde_json::from_str(&text(&["schema", name])).unwrap();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("schema/json/{name}.json"));
         assert_eq!(printed, serde_json::from_slice::<Value>(&std::fs::read(path).unwrap()).unwrap());
-        assert!(jsonschema::meta::is_valid(&printed), "{name} is no JSON Schema");
+        assert!(jsonschema::meta::is_valid(&printed), "{name} is not a JSON Schema");
     }
     let all: Value = serde_json::from_str(&text(&["schema", "--format", "json"])).unwrap();
     assert_eq!(all["schemas"].as_object().unwrap().len(), list.lines().count());

@@ -27,7 +27,7 @@ fn fails(arguments: &[&str], code: i32, expected: &str) {
 }
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 fn rows(answer: &Value) -> &[Value] {
@@ -212,8 +212,8 @@ fn the_table_says_what_it_leaves_out() {
     let text = String::from_utf8(output.stdout).unwrap();
     for line in [
         "bert_tiny on 2 × T4: ",
-        "* what `plan` gives without a strategy: ",
-        "pipedream, pipedream-2bw: gradients are of weights that have changed since",
+        "* the plan of `plan` without a strategy: ",
+        "pipedream, pipedream-2bw: gradients are computed with stale weights",
         "left out\n",
         "  gems: gems needs exactly 2 micro-batches",
     ] {
@@ -239,11 +239,11 @@ fn the_picture_has_every_row() {
 fn wrong_input_is_named() {
     let devices = ["--devices", "2xt4"];
     let with = |more: &[&'static str]| [&[BERT], &devices[..], more].concat();
-    fails(&with(&["--strategy", "1f1b"]), 2, "compare takes no --strategy");
-    fails(&with(&["--sharding", "zero1"]), 2, "compare takes no --sharding");
-    fails(&with(&["--tensor-parallel", "2"]), 2, "compare takes no --tensor-parallel");
+    fails(&with(&["--strategy", "1f1b"]), 2, "compare does not take --strategy");
+    fails(&with(&["--sharding", "zero1"]), 2, "compare does not take --sharding");
+    fails(&with(&["--tensor-parallel", "2"]), 2, "compare does not take --tensor-parallel");
     fails(&with(&["--only", "1f1"]), 2, "no strategy is called `1f1`, did you mean `1f1b`?");
-    fails(&with(&["--plot", "compare.png"]), 2, "pictures are .svg");
+    fails(&with(&["--plot", "compare.png"]), 2, "the picture must be an .svg");
     fails(&with(&["--micro-batches", "0"]), 2, "--micro-batches is 0");
     fails(&["fixtures/profiles/small_vgg.txt", "--devices", "2xt4"], 2, "is a profile, not a model");
     fails(&["nothing.pt", "--devices", "2xt4"], 2, "No such file");
@@ -291,5 +291,8 @@ fn micro_batches_have_as_many_samples_as_serve_each_best() {
         "1f1b",
     ];
     let left = json(&other)["left_out"].to_string();
-    assert!(left.contains("it is predicted for the batch of the trace, which has 4 samples"), "{left}");
+    assert!(
+        left.contains("it can be predicted only for the batch of the trace, which has 4 samples"),
+        "{left}"
+    );
 }

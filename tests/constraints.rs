@@ -96,7 +96,7 @@ fn layers_are_counted() {
     assert!(is_in(begins(&counted)[1], "bert.encoder.layer.1"), "{:?}", begins(&counted));
     assert_eq!(counted["stages"], named["stages"]);
     let with = |layers: &'static str| [&asked[..], &["--layers", layers]].concat();
-    fails(&with("2,1"), 2, "--layers come to 3, the model has 2 blocks of BertLayer");
+    fails(&with("2,1"), 2, "--layers sums to 3, the model has 2 blocks of BertLayer");
     fails(&with("2,1"), 2, "--layers 1,1 would do");
     fails(&with("0,2"), 2, "0 is not in 1..");
     fails(&[CNN, "--devices", "2xt4", "--layers", "1,1"], 2, "--layers");
@@ -130,7 +130,7 @@ fn a_plan_keeps_its_constraints() {
     broken(&file, &text);
     let free = folder.path().join("free.yaml").display().to_string();
     plan(&[&[BERT], &devices[..], &["-o", &free]].concat());
-    fails(&[&[BERT], &devices[..], &["--constraints", &free]].concat(), 2, "the plan was made without any");
+    fails(&[&[BERT], &devices[..], &["--constraints", &free]].concat(), 2, "the plan has none");
 }
 
 /// Changes what the plan is held to instead of its stages: it is broken all the same.
@@ -146,14 +146,14 @@ fn broken(file: &Path, text: &str) {
         "stage 1 begins in `bert.encoder.layer.1",
     );
     check("  cut_at:\n", "  cut_at:\n  - classifier\n", "the plan has 2 stages, its constraints ask for 3");
-    check("  cut_at:\n  - bert.encoder.layer.1", "  layers: [2, 0]", "a stage has one block at the least");
+    check("  cut_at:\n  - bert.encoder.layer.1", "  layers: [2, 0]", "a stage has at least one block");
     check("  cut_at:\n", "  layers: [1, 1]\n  cut_at:\n", "both `cut_at` and `layers`");
     check(
         "  - BertAttention",
         "  - BertEncoder",
         "begins inside `bert.encoder`, which `keep_together: BertEncoder`",
     );
-    check("  - node0:3", "  - node0:*", "which `leave_out: node0:*` leaves out");
+    check("  - node0:3", "  - node0:*", "which `leave_out: node0:*` excludes");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn pins_that_cannot_be_are_refused_by_name() {
     for (more, expected) in [
         (&["--pin", "fc9=0"][..], "no call and no class is `fc9`, did you mean `fc1`?"),
         (&["--pin", "fc1=node7:0"], "no device is called `node7:0`"),
-        (&["--pin", "fc1"], "calls and where they are to be: embed=0"),
+        (&["--pin", "fc1"], "expected calls and their place: embed=0"),
         (&["--pin", "fc1=0", "--pin", "fc*=1"], "--pin fc1=0 and --pin fc*=1 are about the same calls"),
         (
             &["--pin", "fc3=0", "--pin", "conv1=1"],
@@ -297,7 +297,7 @@ fn pins_that_cannot_be_are_refused_by_name() {
         (&["--pin", "fc1=0", "--cut-at", "conv2"], "the cuts that are given do not bring `fc1`"),
         (&["--pin", "fc1=0", "--strategy", "pipedream"], "it chooses the number of stages itself"),
         (&["--pin", "fc1=0", "--strategy", "chimera"], "a device has stages of both ends"),
-        (&["--pin", "fc1=0", "--inference"], "stages of a forward pass alone take no pins"),
+        (&["--pin", "fc1=0", "--inference"], "a plan of the forward pass alone does not take pins"),
         (&["--pin", "fc1=node0:1", "--tensor-parallel", "2"], "pin to a stage instead"),
     ] {
         fails(&with(more), 2, expected);
@@ -339,9 +339,9 @@ fn calls_are_computed_again_always_or_never() {
     check(
         "  recompute:\n  - bert.encoder.layer.0\n",
         "",
-        "is not computed again, which `recompute: BertLayer=always`",
+        "is not recomputed, which `recompute: BertLayer=always`",
     );
-    check("policy: always", "policy: never", "is computed again, which `recompute: BertLayer=never`");
+    check("policy: always", "policy: never", "is recomputed, which `recompute: BertLayer=never`");
     // Where memory is short, other calls are computed again than those that never are.
     let cluster = folder.path().join("cluster.yaml");
     let with = |memory: u64, more: &[&'static str]| -> Vec<String> {
@@ -378,12 +378,12 @@ fn policies_that_cannot_be_are_refused_by_name() {
         ),
         (
             &["--recompute", "BertLayer=always", "--no-recompute"],
-            "--no-recompute, and --recompute BertLayer=always",
+            "--no-recompute contradicts --recompute BertLayer=always",
         ),
-        (&["--recompute", "BertLayer=never", "--inference"], "a forward pass alone keeps nothing"),
+        (&["--recompute", "BertLayer=never", "--inference"], "a forward pass alone saves no activations"),
         (
             &["--recompute", "BertLayer=always", "--cut-at", "bert.encoder.layer.1.attention.output"],
-            "which --recompute BertLayer=always computes again as one",
+            "which --recompute BertLayer=always recomputes as one unit",
         ),
     ] {
         fails(&with(more), 2, expected);

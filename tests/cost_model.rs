@@ -62,7 +62,7 @@ fn products_in_tf32_are_asked_for_and_said() {
     let out = folder.path().join("out").display().to_string();
     let (code, said, error) = run(&["emit", &unet, &plan, "-o", &out]);
     let all = format!("{said}{error}");
-    assert!(code == Some(0) && all.contains("train.py does not execute products in TF32 yet"), "{all}");
+    assert!(code == Some(0) && all.contains("train.py cannot run products in TF32 yet"), "{all}");
 }
 
 #[test]
@@ -116,10 +116,13 @@ fn a_users_cost_model_comes_first() {
     // One of a device that the cluster lacks would be passed over in silence.
     let (code, _, error) = run(&["plan", &unet, "--devices", "2xt4", "--cost-model", &own]);
     assert_eq!(code, Some(2));
-    assert!(error.contains("the cost model is of CPU-EPYC-ZEN4-1T, the cluster's devices are T4"), "{error}");
+    assert!(
+        error.contains("the cost model is for CPU-EPYC-ZEN4-1T, the cluster's devices are T4"),
+        "{error}"
+    );
     let (code, _, error) = run(&["inspect", &unet, "--device", "h100", "--cost-model", &own]);
     assert_eq!(code, Some(2));
-    assert!(error.contains("not of H100-SXM5-80GB"), "{error}");
+    assert!(error.contains("not for H100-SXM5-80GB"), "{error}");
     let (code, _, error) = run(&["inspect", &unet, "--cost-model", &unet]);
     assert_eq!(code, Some(2), "{error}");
 }

@@ -199,7 +199,7 @@ fn in_a_graph(operands: &[Operand], lines: &str) -> (OperatorCost, Option<WorkSi
     (cost, cost_model::work_size(&graph, operator, &cost))
 }
 
-/// Elements of the vectors that a norm reads, and that autograd keeps of the weights: those are no parameters here.
+/// Elements of the vectors that a norm reads, and that autograd keeps of the weights: those are not parameters here.
 fn vectors(kind: Kind, operands: &[Operand]) -> (u64, u64) {
     let elements = |names: &[&str]| -> u64 {
         let chosen = operands.iter().filter(|one| names.contains(&one.name) && one.is_weight);
@@ -219,7 +219,7 @@ fn vectors(kind: Kind, operands: &[Operand]) -> (u64, u64) {
 ///
 /// - `graph` counts operations as torch's counter does: products alone, and all scores of causal attention, of which
 ///   kernels compute half.
-/// - What is no product has operations in `profile` by the rule of thumb of FLOP counters, for the column of that name and
+/// - What is not a product has operations in `profile` by the rule of thumb of FLOP counters, for the column of that name and
 ///   for choosing sizes; `cost-model`'s curves, which have coefficients of their own for each kind, take one an element.
 /// - `cost-model` sees a pool as a convolution of single channels, with a multiply-add for each element of a window, and a
 ///   window of weights that is not there; and a mean of everything as if it wrote what it reads. Curves that ship were

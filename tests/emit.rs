@@ -156,7 +156,7 @@ fn plans_are_checked_against_the_model() {
     check(
         &text.replacen("  - lm_head\n", "  - lm_head\n  - transformer.h.0\n", 1),
         "gpt2_tiny.pt",
-        "again in stage",
+        "and in stage",
     );
     check(&text.replacen("  - lm_head\n", "  - lm_hed\n", 1), "gpt2_tiny.pt", "did you mean `lm_head`");
     fs::write(&plan, &text).unwrap();

@@ -101,7 +101,7 @@ fn a_program_under_another_ending_is_named_and_tracing_it_is_refused() {
     let (_, notes) = answer(&["inspect", path]);
     assert!(notes.starts_with(&format!("note: {path} is a program of torch.export (.pt2)\n")), "{notes}");
     let expected =
-        "is a program of torch.export already\n  hint: inspect, graph, plan and split read it as it is\n";
+        "is a program of torch.export already\n  hint: inspect, graph, plan and split read it directly\n";
     refused(&["trace", path, "--input", "2x6", "-o", "out.pt"], &format!("error: {path} {expected}"));
 }
 
@@ -153,7 +153,7 @@ fn a_decomposed_program_is_read_with_a_note_and_not_cut() {
     assert!(
         said.ends_with(&format!(
             "error: {path} cannot be cut: it is decomposed, and does not train as the model does\n  \
-             hint: cut what torch.export.export gives, without run_decompositions(), or a trace of the model\n"
+             hint: export without run_decompositions(), or trace the model\n"
         )),
         "{said}"
     );

@@ -165,6 +165,6 @@ fn the_output_of_nccl_tests_becomes_a_level_of_a_cluster() {
     };
     wrong(("   22.57 ", "     nan "), &[], "wrong.txt: line 18: time is `nan`, not a number");
     wrong(("#  Rank", "#  Device"), &[], "line 16: the table is of 0 ranks");
-    wrong(("all_reduce_perf", "hypercube_perf"), &[], "the time of `hypercube` has no formula");
+    wrong(("all_reduce_perf", "hypercube_perf"), &[], "there is no formula for the time of `hypercube`");
     wrong(("", ""), &["--plot", "x.svg"], "--plot is for profiles of operators");
 }

@@ -237,7 +237,10 @@ fn damage_of_the_model_is_not_written_with_a_new_checksum() {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(output.status.code(), Some(2), "{model}: {said}");
             // Tensors that lie together are damaged together; the first is named.
-            assert!(said.starts_with("error: m.pt: `") && said.contains("is damaged: its record"), "{said}");
+            assert!(
+                said.starts_with("error: m.pt: `") && said.contains("is damaged: the checksum of its record"),
+                "{said}"
+            );
             assert!(said.contains(&format!("`{name}`")) || model != "unet_small.pt", "{name}: {said}");
             assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "something was left");
         }
@@ -286,10 +289,10 @@ fn predictions_stand_beside_what_they_are_of() {
         assert_eq!(said.contains("\npredicted "), expected == "\npredicted ", "{said}");
     };
     check("run out --steps 1 --backend null", "\npredicted ");
-    check("run out --steps 1 --backend null --micro-batches 2", "which this is not");
-    check("run out --steps 1 --backend null --schedule gpipe", "under 1f1b, which this is not");
+    check("run out --steps 1 --backend null --micro-batches 2", "not for this run");
+    check("run out --steps 1 --backend null --schedule gpipe", "under 1f1b, not for this run");
     if cfg!(feature = "torch") {
-        check("run out --steps 1", "the plan predicts for T4, which this is not");
+        check("run out --steps 1", "the plan's prediction is for T4, not for this run");
         check("run processors --steps 1", "\npredicted ");
     }
     // Versions of the weights are kept where no two stages share some.
@@ -300,7 +303,7 @@ fn predictions_stand_beside_what_they_are_of() {
         fs::write(folder.join(&plan), text.replace("\nschedule: 1f1b\n", "\nschedule: pipedream\n")).unwrap();
         let said = run(folder, &format!("emit {trace} {plan} -o {model}")).stderr;
         let said = String::from_utf8_lossy(&said);
-        assert_eq!(said.contains("note: train.py does not execute this pipedream"), !is_executed, "{said}");
+        assert_eq!(said.contains("note: train.py cannot run this pipedream"), !is_executed, "{said}");
         let script = fs::read_to_string(folder.join(model).join("train.py")).unwrap();
         assert_eq!(script.contains("\"schedule\": \"PipeDream\""), is_executed, "{model}");
         assert_eq!(folder.join(model).join("schedule.csv").exists(), !is_executed, "{model}");

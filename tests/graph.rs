@@ -130,7 +130,7 @@ fn a_written_list_is_taken_apart_piece_by_piece() {
 #[test]
 fn costs_are_numbers_as_well_as_colours() {
     let svg = run(&["--color", "memory"], "cnn_basic.pt");
-    assert!(svg.contains("memory kept for the backward pass, from 0 to"));
+    assert!(svg.contains("saved activations, from 0 to"));
     let costs = run(&["--format", "explorer-costs", "--color", "cost"], "cnn_basic.pt");
     let costs: serde_json::Value = serde_json::from_str(&costs).unwrap();
     assert!(costs.as_object().unwrap().values().all(|data| data["results"].is_object()));

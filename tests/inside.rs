@@ -115,12 +115,12 @@ fn what_cannot_be_is_refused() {
         (
             &["plan", "fixtures/profiles/small_vgg.txt", "--devices", "4xt4", "--strategy", "optcnn"],
             2,
-            "splits inside operators of traced models",
+            "splits the operators of traced models",
         ),
         (
             &["split", CNN, "--devices", "4xt4", "--strategy", "optcnn", "-o", "out"],
             2,
-            "`plan` alone predicts it",
+            "only `plan` predicts it",
         ),
     ];
     for (arguments, code, expected) in refused {

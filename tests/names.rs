@@ -177,7 +177,7 @@ fn names_come_back_from_plans_as_they_were() {
         // Operators between calls are named by the call that they stand in.
         let call = block.rsplit_once('/').map_or(block, |(call, _)| call);
         let is_known = call.is_empty() || of_model.contains(call) || of_model.contains(block);
-        assert!(is_known, "{block:?} is no block of the model");
+        assert!(is_known, "{block:?} is not a block of the model");
     }
 }
 

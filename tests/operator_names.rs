@@ -1,6 +1,6 @@
 //! How many names of torch's operators still stand in string literals outside the table of operators. The numbers may only fall.
 //!
-//! Not counted is what is no operator's name though it is spelled like one: an argument that `signatures.txt` knows, where
+//! Not counted is what is not an operator's name though it is spelled like one: an argument that `signatures.txt` knows, where
 //! it is asked for by a function of that purpose (`call.dim("dim", …)`), words of a message, which is told by its articles, and
 //! the constants in `OTHER_WORDS`, each a list of what another language or file calls its own.
 //!
@@ -25,7 +25,7 @@ const LEFT: &[(&str, usize, &str)] = &[
     (
         "codegen/src/python/call.rs",
         5,
-        "arguments that say how a tensor is made, and a method that is no function",
+        "arguments that say how a tensor is made, and a method that is not a function",
     ),
     ("codegen/src/read_back/source.rs", 5, "functions of Python that make constants, or a list"),
     ("graph/src/infer/number.rs", 5, "modes of rounding, bounds of `clamp`, the device of a trace"),

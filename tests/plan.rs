@@ -181,7 +181,7 @@ fn stages_and_memory_are_limits() {
     fails(
         &["plan", PROFILE, "--machines", "2", "--memory", "1e8", "--optimizer", "adam"],
         1,
-        &["no plan fits: the stage with block `node25`", "one of these would do", "more on each device"],
+        &["no plan fits: the stage with block `node25`", "one of these suffices", "more on each device"],
     );
 }
 
@@ -205,14 +205,14 @@ fn wrong_input_says_what_and_where() {
     let negative = write(&folder, "negative.txt", &format!("{}\n", node("a", "-1")));
     fails(&["plan", &negative, "--devices", "2xh100"], 2, &["`forward_compute_time` of node `a` is -1"]);
     let json = write(&folder, "other.json", "{\"nodes\": []}");
-    fails(&["plan", &json], 2, &["JSON of no known workload"]);
+    fails(&["plan", &json], 2, &["this JSON is not a known workload"]);
     let empty = write(&folder, "empty.txt", "");
     fails(&["plan", &empty], 2, &["the file is empty"]);
 
     fails(&["plan", PROFILE], 2, &["a plan needs a cluster", "--devices 4xh100"]);
     fails(&["plan", PROFILE, "--devices", "0xh100"], 2, &["a count is zero"]);
     fails(&["plan", PROFILE, "--devices", "4xh10"], 2, &["no device is called `h10`", "did you mean"]);
-    fails(&["plan", PROFILE, "--machines", "0"], 2, &["--machines come to 0"]);
+    fails(&["plan", PROFILE, "--machines", "0"], 2, &["--machines describes 0"]);
     fails(
         &["plan", PROFILE, "--compat", "pipedream", "--machines", "4", "--bandwidth", "0"],
         2,
@@ -283,7 +283,7 @@ fn a_change_that_is_named_does() {
             let said =
                 String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
             assert_eq!(output.status.code(), Some(1), "{said}");
-            let changes = said.split_once("one of these would do: ").expect("a hint").1;
+            let changes = said.split_once("one of these suffices: ").expect("a hint").1;
             for change in changes.split("; ") {
                 let (mut count, mut memory, mut more) = (count, memory, asked.map(str::to_string).to_vec());
                 match change.split(' ').collect::<Vec<_>>().as_slice() {
@@ -315,7 +315,7 @@ fn what_does_not_fit_one_device_says_so() {
     let folder = folder();
     let cluster = lab(&folder, 4, 600_000);
     let said = text(&["plan", UNET, "--cluster", &cluster]);
-    assert!(said.contains("The model does not fit one device; with memory enough it would take"), "{said}");
+    assert!(said.contains("The model does not fit one device; with enough memory it would take"), "{said}");
     let roomy = text(&["plan", UNET, "--devices", "4xt4"]);
     assert!(roomy.contains("One device would take"), "{roomy}");
     // That as many stages were asked for is no matter of memory.
@@ -338,7 +338,7 @@ fn what_is_computed_again_is_said() {
         .sum();
     assert!(again > 0, "{answer}");
     let said = text(&arguments);
-    assert!(said.contains("To fit, stage ") && said.contains(" blocks again (+"), "{said}");
+    assert!(said.contains("To fit, stage ") && said.contains(" blocks (+"), "{said}");
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn where_no_block_can_be_spared_stages_keep_their_inputs() {
     let asked = ["--cluster", &cluster, "--strategy", "gpipe", "--micro-batches", "64", "--loss", "none"];
     let arguments = [&["plan", UNET][..], &asked, &["--tensor-parallel", "none"]].concat();
     let said = text(&arguments);
-    assert!(said.contains(" keeps its inputs alone and computes all of its blocks again (+"), "{said}");
+    assert!(said.contains(" saves only its inputs and recomputes all of its blocks (+"), "{said}");
     let made = json(&[&arguments[..], &["-o", &file]].concat());
     let whole = |stage: &serde_json::Value| stage["recompute_unit"] == "stage";
     assert!(made["stages"].as_array().expect("stages").iter().any(whole), "{made}");
@@ -374,9 +374,9 @@ fn where_no_block_can_be_spared_stages_keep_their_inputs() {
     for key in ["memory_bytes", "step_seconds", "stages"] {
         assert_eq!(made[key], checked[key], "{key}");
     }
-    // A part of a stage is no stage.
+    // A part of a stage is not a stage.
     let plan = fs::read_to_string(&file).expect("the plan was written");
-    let (head, rest) = plan.split_once("  recompute:\n  - ").expect("what is computed again");
+    let (head, rest) = plan.split_once("  recompute:\n  - ").expect("recomputed operators");
     let rest = rest.split_once('\n').expect("a block").1;
     write(&folder, "plan.yaml", &format!("{head}  recompute:\n{rest}"));
     fails(&["plan", UNET, "--check", &file], 2, &["needs all of its blocks under `recompute`"]);
@@ -389,7 +389,7 @@ fn a_strategy_by_name_says_which_are_faster() {
     assert!(said.contains("no layer plan is faster"), "{said}");
     assert!(!said.contains("proven optimal"), "{said}");
     let one = text(&["plan", UNET, "--devices", "2xt4", "--strategy", "layer", "--micro-batches", "1"]);
-    assert!(one.contains("a step of 1 micro-batch ("), "{one}");
+    assert!(one.contains("per step of 1 micro-batch ("), "{one}");
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn a_check_says_what_the_plan_said() {
     fails(
         &["plan", UNET, "--check", &file, "--strategy", "gpipe", "--stages", "3"],
         2,
-        &["--check takes no --strategy, --stages", "scored as it stands"],
+        &["--check does not take --strategy, --stages", "scored as it stands"],
     );
     let fewer = text(&["plan", UNET, "--check", &file, "--devices", "6xt4"]);
     assert!(fewer.contains("of the 6 devices are used. "), "{fewer}");
@@ -702,7 +702,7 @@ fn what_the_script_takes_of_the_host_is_in_the_plan() {
     assert!((simulated(&[]) - step(&charged)).abs() < 1e-6);
     assert!(simulated(&["--host-overhead", "0"]) < step(&charged) - 8.0 * 280e-6 * 0.99);
     assert!((step(&json(&["plan", model, "--check", &file])) - step(&charged)).abs() < 1e-6);
-    assert!(text(&["plan", model, "--check", &file]).contains("host: 280 µs a pass for the script"));
+    assert!(text(&["plan", model, "--check", &file]).contains("host: 280 µs per pass for the script"));
     // The most that a type says, where nothing is asked for.
     let cluster = "kind: cluster\nversion: 1\ntypes:\n  slow: {memory: 16000000000, memory_bandwidth: 3.2e11, peak: {float32: 8.1e12}, \
                    host_overhead: 2.8e-4}\ndevices:\n- {name: a, type: slow, place: [0]}\n- {name: b, type: t4, place: [0]}\nlevels:\n\
@@ -799,8 +799,12 @@ fn sizes_of_micro_batches_that_cannot_be_are_refused() {
         &["--micro-batch-size", "8"],
         &["micro-batches of 8 samples", "trace the model with inputs of that size"],
     );
-    with(cnn, &["--micro-batch-size", "auto"], &["--batch N says how many samples a step has"]);
-    with(cnn, &["--micro-batch-size", "5", "--batch", "16"], &["divides a batch of 16", "4 or 8 samples do"]);
-    with(cnn, &["--micro-batch-size", "0"], &["one sample at least"]);
+    with(cnn, &["--micro-batch-size", "auto"], &["--batch N sets the samples per step"]);
+    with(
+        cnn,
+        &["--micro-batch-size", "5", "--batch", "16"],
+        &["divides a batch of 16", "4 or 8 samples divide it"],
+    );
+    with(cnn, &["--micro-batch-size", "0"], &["at least one sample"]);
     fails(&["plan", PROFILE, "--micro-batch-size", "4"], 2, &["a profile graph takes no --micro-batch-size"]);
 }

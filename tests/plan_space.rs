@@ -27,7 +27,7 @@ fn fails(arguments: &[&str], code: i32, expected: &str) {
 }
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 /// Bytes of one use at the peak of the first stage.
@@ -55,11 +55,7 @@ fn replicas_hold_their_share() {
     // The sums of each micro-batch may hide behind the next; they gain nothing.
     assert!(number(&zero2["step_seconds"]) >= number(&zero1["step_seconds"]));
     assert_eq!(plan(&[UNET, "--devices", "4xt4", "--micro-batches", "8", "--strategy", "FSDP"]), zero3);
-    fails(
-        &[UNET, "--devices", "4xt4", "--strategy", "fsdp", "--sharding", "zero1"],
-        2,
-        "fsdp shares out zero3",
-    );
+    fails(&[UNET, "--devices", "4xt4", "--strategy", "fsdp", "--sharding", "zero1"], 2, "fsdp implies zero3");
     fails(&[UNET, "--devices", "4xt4", "--sharding", "zero9"], 2, "levels are none, zero1, zero2, zero3");
 }
 
@@ -107,9 +103,9 @@ fn what_no_tensor_gets_is_kept_clear() {
     assert_eq!(stage(&["--reserve", "1GiB"]), (limit - f64::from(1 << 30), limit));
     let (both, _) = stage(&["--memory-fraction", "0.5", "--reserve", "512 MiB"]);
     assert!((both - (0.5 * limit - f64::from(512 << 20))).abs() < 2.0);
-    fails(&[UNET, "--devices", "2xt4", "--memory-fraction", "1.5"], 2, "above 0, and 1 at most");
+    fails(&[UNET, "--devices", "2xt4", "--memory-fraction", "1.5"], 2, "above 0 and at most 1");
     fails(&[UNET, "--devices", "2xt4", "--reserve", "1TiB"], 2, "nothing is left for tensors");
-    fails(&[UNET, "--devices", "2xt4", "--reserve", "much"], 2, "`much` is no size");
+    fails(&[UNET, "--devices", "2xt4", "--reserve", "much"], 2, "`much` is not a size");
 }
 
 #[test]

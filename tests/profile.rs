@@ -31,7 +31,7 @@ fn an_unknown_kind_has_its_neighbours_named() {
     );
     let (code, _, error) = profile(folder.path(), &["--suite", "-o", "p.csv", "--dtype", "float23"]);
     assert_eq!(code, 2);
-    assert!(error.contains("`float23` is no data type; known are float32, tf32"), "{error}");
+    assert!(error.contains("unknown data type `float23`; known are float32, tf32"), "{error}");
 }
 
 #[test]
@@ -120,7 +120,7 @@ mod with_libtorch {
         fs::write(folder.path().join("p.csv"), &first[..cut]).expect("written");
         let (code, answer, error) = profile(folder.path(), &QUICK);
         assert_eq!(code, 0, "{error}");
-        assert!(answer.contains("that were there"), "{answer}");
+        assert!(answer.contains("of earlier runs"), "{answer}");
         let (second, more) = read(folder.path());
         let same = first.lines().zip(second.lines()).take_while(|(a, b)| a == b).count();
         assert!(same >= first[..cut].lines().count() - 3, "{same} lines are the same");
@@ -131,7 +131,10 @@ mod with_libtorch {
         let other_seed = [&QUICK[..], &["--seed", "1"]].concat();
         let (code, _, error) = profile(folder.path(), &other_seed);
         assert_eq!(code, 2);
-        assert!(error.contains("p.csv was begun with another plan: seed=0 kinds=linear,softmax"), "{error}");
+        assert!(
+            error.contains("p.csv was started with another plan: seed=0 kinds=linear,softmax"),
+            "{error}"
+        );
         let moved = second.replacen("# device: ", "# device: Another ", 1);
         fs::write(folder.path().join("p.csv"), &moved).expect("written");
         let (code, _, error) = profile(folder.path(), &QUICK);
@@ -226,7 +229,7 @@ mod with_libtorch {
         check(&["--suite", "-o", "no/such/p.csv", "--minutes", "0.01"], "cannot write no/such/p.csv");
         check(&["--model", "none.pt", "-o", "p.csv"], "none.pt");
         fs::write(folder.path().join("notes.csv"), "mine\n").expect("written");
-        check(&["--suite", "-o", "notes.csv"], "notes.csv: the file exists and is no profile");
+        check(&["--suite", "-o", "notes.csv"], "notes.csv: the file exists and is not a profile");
         assert_eq!(fs::read_to_string(folder.path().join("notes.csv")).expect("kept"), "mine\n");
         assert!(!folder.path().join("p.csv").exists());
     }

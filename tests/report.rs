@@ -53,7 +53,7 @@ fn a_small_model_makes_a_small_page_and_always_the_same() {
     let page = report(folder.path(), &fixture("traces/gpt2_tiny.pt"), &[]);
     assert!(page.len() < 105_000, "{}", page.len());
     assert!(page == report(folder.path(), &fixture("traces/gpt2_tiny.pt"), &[]), "two runs differ");
-    // The name of SVG's elements is no address that anybody visits.
+    // The name of SVG's elements is not an address that anybody visits.
     let page = page.replace("http://www.w3.org/2000/svg", "");
     assert!(!page.contains("http://") && !page.contains("https://"), "the page names an address");
 }

@@ -86,7 +86,7 @@ fn what_split_writes_trains_as_one_process_does() {
     assert!(!is_same && said.contains("the first difference is in stage 0: gradient of"), "{said}");
     assert!(said.contains("values that all 2 ranks hold differ") && said.contains("PLANNED"), "{said}");
     // The line that was changed, with the class of layers that it belongs to.
-    let line = format!("of stages/stage_0.py, in GPT2Block, is not what the plan gives: {}", wrong.trim());
+    let line = format!("of stages/stage_0.py, in GPT2Block, does not match the plan: {}", wrong.trim());
     assert!(said.contains(&line) && line.contains("  # ."), "{said}");
 }
 
@@ -149,7 +149,7 @@ fn sequences_in_parts_train_as_whole_ones() {
     assert!(is_same && said.contains("on 3 ranks") && said.contains("the same"), "{said}");
     let export = |name: &str| fs::read_to_string(out.join("exports").join(name)).unwrap();
     assert!(export("megatron.txt").contains("--context-parallel-size 3"));
-    assert!(export("README.md").contains("3 devices have a part of each sequence"));
+    assert!(export("README.md").contains("3 devices each have a part of every sequence"));
     // Where cut weights would serve better, they are whole all the same.
     let (other, gpt2) = (path("gpt2"), root().join("fixtures/traces/gpt2_tiny.pt"));
     let asked = ["--devices", "2xh100", "--context-parallel", "2", "--stages", "1", "-o", &other];
@@ -180,7 +180,7 @@ fn sequences_between_layers_are_whole_or_in_parts_as_asked() {
         assert!(read("plan.yaml").contains(&format!("\nsequence_parallel: {held}\n")));
         if held == "on" {
             let (is_same, said) = command(&["verify", &folder, "--float64", "--steps", "1"]);
-            assert!(is_same && said.contains("the sources are those of the plan"), "{said}");
+            assert!(is_same && said.contains("the sources match the plan"), "{said}");
         }
         let has_flag = read("exports/megatron.txt").contains(" --sequence-parallel");
         assert_eq!(has_flag, held == "on");
@@ -209,8 +209,11 @@ fn sequences_between_layers_are_whole_or_in_parts_as_asked() {
     let copies = |text: &str| parts.matches(text).count();
     assert_eq!(copies("self.shard.copy("), copies("self.shard.copy(self."), "{parts}");
     for (more, expected) in [
-        (&["--tensor-parallel", "none"][..], "no layers are to be shared"),
-        (&["--tensor-parallel", "none", "--context-parallel", "2"], "no layers are to be shared"),
+        (&["--tensor-parallel", "none"][..], "--sequence-parallel needs devices that share layers"),
+        (
+            &["--tensor-parallel", "none", "--context-parallel", "2"],
+            "--sequence-parallel needs devices that share layers",
+        ),
     ] {
         let asked = ["plan", model, "--devices", "2xh100", "--sequence-parallel", "on"];
         let (is_planned, said) = command(&[&asked[..], more].concat());
@@ -383,7 +386,7 @@ fn a_dense_part_lies_on_one_device() {
         (&["--context-parallel", "2", "--on-first", "clasifier"], "no such call, did you mean `classifier`?"),
         (
             &["--context-parallel", "2", "--on-first", "classifier.1"],
-            "no weights that could lie on one device",
+            "no weights that could be on one device",
         ),
     ] {
         let (is_planned, said) = plan(more);
@@ -484,11 +487,11 @@ fn stages_of_images_in_bands_train_as_one_process_does() {
     let changed = place.path().join("changed.yaml");
     for (from, to, expected) in [
         ("dim: 2\n    bands", "dim: 4\n    bands", "no images with a dimension 4"),
-        ("\n  x:\n", "\n  y:\n", "bands of `y`, which is no input"),
+        ("\n  x:\n", "\n  y:\n", "bands of `y`, which is not an input"),
         (
             "\n  x:\n",
             "\n  head.weight:\n    dim: 0\n  x:\n",
-            "where images lie in bands, parameters are whole",
+            "with images in bands, parameters must be whole",
         ),
     ] {
         fs::write(&changed, plan.replace(from, to)).unwrap();
@@ -505,7 +508,7 @@ fn stages_of_images_in_bands_train_as_one_process_does() {
         assert!(!is_written && said.contains(expected), "{said}");
     }
     for (more, expected) in [
-        (["--spatial", "2", "--tensor-parallel", "2"], "give one of them"),
+        (["--spatial", "2", "--tensor-parallel", "2"], "layers can be shared in only one of these ways"),
         (["--spatial", "4", "--stages", "1"], "--spatial 4 does not divide the 6 devices"),
     ] {
         let (is_planned, said) = command(&[&["plan", model, "--devices", "6xh100"][..], &more].concat());

@@ -224,7 +224,7 @@ fn timelines_are_drawn() {
     let pairs = ["--schedule", "dualpipe", "--ranks", "4", "--micro-batches", "8"];
     text(&[&pairs[..], &["--timeline", &path("pairs.svg")]].concat());
     assert!(read("pairs.svg").contains("url(#pair)") && read("pairs.svg").contains("forward and backward"));
-    fails(&["plans/unet-4.yaml", "--timeline", "x.png"], 2, "a timeline is drawn as .svg or .json");
+    fails(&["plans/unet-4.yaml", "--timeline", "x.png"], 2, "the timeline must be an .svg or .json");
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn wrong_arguments_are_explained() {
     let order = ["--csv", "schedules/1f1b-3x4.csv", "--cost"];
     let cost = |value: &str, expected: &str| fails(&[&order[..], &[value]].concat(), 2, expected);
     cost("1,1,1", "expected four numbers");
-    cost("0,0,0,0", "all operations take no time");
+    cost("0,0,0,0", "at least one of F, I and W must be above 0");
     cost("1,NaN,1,0", "`NaN` is not a whole number");
     cost("1,-1,1,0", "`-1` is not a whole number");
     cost("18446744073709551615,1,1,0", "the costs are too large");

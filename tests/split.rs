@@ -71,7 +71,7 @@ fn what_no_cut_may_part_stays_together() {
     let run = run.assert().success();
     let said = String::from_utf8(run.get_output().stderr.clone()).unwrap();
     assert!(
-        said.contains("not every cut can be (`aten::") && said.contains("in stage 1 changes in place"),
+        said.contains("some cuts cannot be written (`aten::") && said.contains("in stage 1 changes in place"),
         "{said}"
     );
     let answer: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
@@ -89,7 +89,7 @@ fn what_no_cut_may_part_stays_together() {
     let run = run.arg("--dry-run").assert().code(2);
     let said = String::from_utf8(run.get_output().stderr.clone()).unwrap();
     assert!(
-        said.contains("60 stages were asked for") && said.contains("hint: not every cut can be"),
+        said.contains("60 stages were asked for") && said.contains("hint: some cuts cannot be written"),
         "{said}"
     );
 }
@@ -218,7 +218,7 @@ fn the_winner_is_compared_with_every_family_and_says_why() {
     let ours = asked.as_array().unwrap().iter().find(|row| row["is_chosen"] == true).unwrap();
     assert_eq!(ours["name"], "1f1b", "who asks for a strategy sees it beside the best");
     let asked = screen("traces/unet_small.pt", &["--devices", "2xt4", "--micro-batches", "6"]);
-    assert!(asked.contains("6 micro-batches a step") && !asked.contains("chosen"), "{asked}");
+    assert!(asked.contains("6 micro-batches per step") && !asked.contains("chosen"), "{asked}");
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn explaining_goes_deeper() {
     for part in [
         "what bounds each stage",
         "every strategy",
-        "micro-batches in a step",
+        "micro-batches per step",
         "what would help",
         "critical path",
     ] {
@@ -283,7 +283,7 @@ fn what_is_said_to_be_enough_is_enough() {
     };
     let failed = split(&cluster(120_000, 2), &[]).code(1);
     let message = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
-    assert!(message.contains("one of these would do:"), "{message}");
+    assert!(message.contains("one of these suffices:"), "{message}");
     let enough = message.split(" devices instead of 2").next().unwrap().rsplit(' ').next().unwrap();
     let enough: usize = enough.parse().unwrap_or_else(|_| panic!("{message}"));
     split(&cluster(120_000, enough - 1), &[]).code(1);
@@ -322,7 +322,7 @@ fn another_model_is_refused() {
     split("traces/unet_small.pt", &out, &TWO_STAGES);
     let run = command().arg("verify").arg(&out).arg("--model").arg(fixture("traces/cnn_basic.pt")).assert();
     let message = String::from_utf8(run.code(2).get_output().stderr.clone()).unwrap();
-    assert!(message.contains("is not the model the stages were cut from"), "{message}");
+    assert!(message.contains("is not the model that the stages were cut from"), "{message}");
 }
 
 #[cfg(feature = "torch")]

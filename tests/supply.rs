@@ -148,7 +148,7 @@ fn a_release_is_tried_on_each_platform() {
 fn entries_of_the_changelog_are_short() {
     for line in text("CHANGELOG.md").lines() {
         if let Some(kind) = line.strip_prefix("### ") {
-            assert!(["Breaking", "New", "Fixed"].contains(&kind), "`{kind}` is no kind of change");
+            assert!(["Breaking", "New", "Fixed"].contains(&kind), "`{kind}` is not a kind of change");
         }
         let length = line.chars().count();
         assert!(!line.starts_with('-') || length <= 240, "more than two lines ({length} letters): {line}");

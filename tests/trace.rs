@@ -283,7 +283,7 @@ fn failures_show_pythons_reason() {
             "in module head.1 (Linear)",
             "at fixtures/models/cnn.py:",
             "return self.head(self.features(x))",
-            "hint: the shapes, dtypes and names of --input must be those that forward takes",
+            "hint: the shapes, dtypes and names of --input must match forward",
         ],
     );
     check(&["fixtures/models/cnn.py:BasicCN", "--input=1"], &["has no 'BasicCN'; did you mean BasicCNN?"]);
@@ -306,7 +306,7 @@ fn wrong_usage_is_refused_before_python_starts() {
     check(&["a:B", "--input=8x3xx4"], "error: --input 8x3xx4: a size is missing\n   ╭─[--input:1:5]");
     check(&["a:B", "--input=8:flaot32"], "`flaot32` is not a dtype");
     check(&["no_such_file.py:Net", "--input=1"], "no_such_file.py: no such file");
-    check(&["a", "--input=8"], "target `a` does not say what to call");
+    check(&["a", "--input=8"], "target `a` does not name an object");
     check(&["a:B", "--input=x=8", "--input=8"], "an --input without a name follows one with a name");
     check(&["a:B", "--input=x=8", "--input=x=8"], "--input x is given twice");
     check(&["a:B", "--arg=8", "--input=8"], "--arg 8 is not KEY=VALUE");
@@ -481,15 +481,15 @@ fn a_trace_that_is_another_model_is_refused_by_its_statement() {
         assert!(said.contains(&format!("{FIXED}:{line}: {expected}")), "{said}");
         assert!(said.contains("--no-check writes the archive as it is"), "{said}");
     };
-    let truth = "a tensor is taken for a truth value; the trace keeps what was found, and with it the branch";
-    let number = "a tensor is turned into a number; the trace keeps the number that was found";
+    let truth = "a tensor is converted to a bool; the trace keeps its value, and so the branch";
+    let number = "a tensor is converted to a number; the trace keeps its value";
     check("Branch", &["--input=4x8"], "if x.mean() > 0:", truth);
     check("Loop", &["--input=4x8", "--input=scalar:int64:1..5"], "range(int(n))", number);
     check("Scale", &["--input=4x8"], "float(x.norm())", number);
     check("Constants", &["--input=4x8"], "torch.tensor([x[0, 0], 1.0])", number);
     check("Written", &["--input=4x8"], "if sums[0] > 0", truth);
     check("Compared", &["--input=4x8"], "torch.equal(x, x.abs())", "tensors are compared as a whole");
-    check("Experts", &["--input=2x16:int64"], ".tolist()", "a tensor is turned into a list");
+    check("Experts", &["--input=2x16:int64"], ".tolist()", "a tensor is converted to a list");
     check("Lengths", &["--input=4x8"], "x / len(rows)", "the length of a tensor depends on data");
     check("Skips", &["--input=6x8"], "rows.numel() == 0", truth);
     check("Ragged", &["--input=9x8", "--input=9:int64:0..30"], "int(at.max())", number);
@@ -523,15 +523,15 @@ fn how_a_difference_looks() {
     assert_eq!(
         rest,
         format!(
-            "  {FIXED}:{line}: the length of a tensor depends on data; the trace keeps the length that was found\n  \
-             {FIXED}:{line}: a tensor is turned into a number; the trace keeps the number that was found\n  \
+            "  {FIXED}:{line}: the length of a tensor depends on data; the trace keeps that length\n  \
+             {FIXED}:{line}: a tensor is converted to a number; the trace keeps its value\n  \
              hint: choose with torch.where, masks or index_add instead of Python's if and numbers; --no-check writes the archive as it is\n"
         )
     );
     let said = refuse(&python, &[&format!("{FIXED}:Counter"), "--input=4x8"]);
     assert_eq!(
         said,
-        "error: the trace is not the model: the model gives other numbers each time it runs, however chance and buffers are fixed\n  \
+        "error: the trace is not the model: the model's results vary between runs, even with fixed random numbers and buffers\n  \
          hint: forward may keep numbers from one call to the next, or compute outside torch; --no-check writes the archive as it is\n"
     );
 }
@@ -556,19 +556,26 @@ fn notes_travel_in_the_archive() {
         let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         validate("answer-inspect", &answer);
     };
-    let truth = "a tensor is taken for a truth value; the trace keeps what was found, and with it the branch";
+    let truth = "a tensor is converted to a bool; the trace keeps its value, and so the branch";
     let place = format!("{FIXED}:{}", line_of("if torch.isnan(x).any():"));
     check(
         &[&format!("{FIXED}:Guard"), "--input=4x8"],
         &[format!("{place}: {truth}")],
-        &[format!("the trace has fixed a statement that depends on data: {place}: {truth}")],
+        &[format!(
+            "the trace contains only one outcome of a statement that depends on data: {place}: {truth}"
+        )],
     );
     let place = format!("{FIXED}:{}", line_of("if x.mean() > 0:"));
     let unchecked = "the trace was not compared with the model on a second input (--no-check)".to_owned();
     check(
         &[&format!("{FIXED}:Branch"), "--input=4x8", "--no-check"],
         &[format!("{place}: {truth}"), unchecked.clone()],
-        &[format!("the trace has fixed a statement that depends on data: {place}: {truth}"), unchecked],
+        &[
+            format!(
+                "the trace contains only one outcome of a statement that depends on data: {place}: {truth}"
+            ),
+            unchecked,
+        ],
     );
     let drawn =
         "forward draws random numbers with Python's random; the trace keeps those that were drawn".to_owned();
@@ -606,14 +613,14 @@ fn attention_in_eval_mode_is_traced_with_the_comparison() {
 fn chance_and_buffers_are_fixed_while_traces_are_compared() {
     let Some(python) = python() else { return };
     let (_, program, said) = trace_aloud(&python, &[&format!("{FIXED}:Noise"), "--input=4x8", "--train"]);
-    assert_eq!(said, "note: the archive draws its random numbers in another order than the model\n");
+    assert_eq!(said, "note: the archive draws random numbers in another order than the model\n");
     assert_eq!(program.recorded.as_ref().unwrap().comparison, tracer::Comparison::Same);
 
     let (folder, program, said) =
         trace_aloud(&python, &[&format!("{FIXED}:Average"), "--input=4x8", "--train"]);
     assert_eq!(
         said,
-        "note: forward gives replaced new numbers, which no trace can follow: the archive leaves old ones\n"
+        "note: forward replaces replaced, which no trace can record: the archive keeps the old values\n"
     );
     let bytes = fs::read(folder.path().join("model.pt")).unwrap();
     for name in ["kept", "replaced"] {
@@ -624,7 +631,10 @@ fn chance_and_buffers_are_fixed_while_traces_are_compared() {
     }
 
     let (_, program, said) = trace_aloud(&python, &[&format!("{FIXED}:Resizes"), "--input=4x8"]);
-    assert_eq!(said, "note: buffers that forward sizes are kept as its first call left them: seen\n");
+    assert_eq!(
+        said,
+        "note: buffers whose size is set by forward are kept as its first call left them: seen\n"
+    );
     assert!(program.tensors.iter().any(|tensor| tensor.path == "seen" && tensor.shape == [8]));
 }
 
@@ -632,7 +642,7 @@ fn chance_and_buffers_are_fixed_while_traces_are_compared() {
 fn a_model_that_takes_no_other_input_is_said_to_be_unchecked() {
     let Some(python) = python() else { return };
     let (_, program, said) = trace_aloud(&python, &[&format!("{FIXED}:Picky"), "--input=4x8"]);
-    let reason = "the model refuses other numbers (ValueError: other numbers)";
+    let reason = "the model refuses other values (ValueError: other numbers)";
     assert!(said.contains(&format!("not compared with the model on a second input ({reason})")), "{said}");
     assert_eq!(program.recorded.unwrap().comparison, tracer::Comparison::Skipped(reason.to_owned()));
 }
@@ -654,8 +664,7 @@ fn functions_of_python_are_drawn_and_planned_but_not_cut() {
     let said = refuse(&python, &[&target, "--input=4x8"]);
     assert!(said.contains("forward calls Swish") && said.contains("--inline-functions"), "{said}");
     let (folder, program, said) = trace_aloud(&python, &[&target, "--input=4x8", "--inline-functions"]);
-    let marked =
-        "traced with --inline-functions: Swish run as their forward passes, and gradients are those of torch";
+    let marked = "traced with --inline-functions: Swish run as their forward passes, with torch's gradients";
     assert_eq!(said, format!("note: {marked}\n"));
     assert_eq!(program.recorded.unwrap().inlined_functions, ["Swish"]);
     let run = |arguments: &[&str]| {

@@ -142,7 +142,7 @@ fn what_is_no_input_is_named() {
     assert!(said(&[NAMED, "--input-file", &file("none.pt")]).ends_with("none.pt: no such file\n"));
     assert_eq!(
         said(&[NAMED, "--input", "mask=2x4", "--constant", "mask=1"]),
-        "error: mask is given by --input and by --constant\n"
+        "error: mask is given by both --input and --constant\n"
     );
     assert_eq!(said(&[NAMED, "--input", "2x4", "--method", "encod"]), "error: Named has no method 'encod'\n");
     assert!(said(&[NAMED]).contains("required arguments were not provided"), "{}", said(&[NAMED]));
@@ -310,7 +310,7 @@ fn a_config_is_enough() {
         assert!(said.contains(note), "{said}");
     }
     let said = refuse_hf(&python, &fs::read_to_string(folder.path().join("unknown/config.json")).unwrap());
-    assert!(said.contains("does not say how large classes_structure of its inputs may be"), "{said}");
+    assert!(said.contains("does not give the size of its inputs classes_structure"), "{said}");
     assert!(
         said.contains("hint: give them all: --input pixel_values=SHAPE[:DTYPE] --input classes_input_ids="),
         "{said}"

@@ -132,7 +132,7 @@ fn a_plan_needs_no_weights_and_stages_do() {
     }
     command().args(["split", model, "--devices", "2xt4", "--dry-run"]).assert().success();
     let said = refuse(&["emit", model, "--stages", "2", "--weights", model, "-o", out]);
-    assert!(said.contains("hint: --weights wants the file that has them"), "{said}");
+    assert!(said.contains("hint: --weights needs a file that has them"), "{said}");
     let weights = fixture("gpt2_tiny.pt");
     let arguments = ["split", model, "--devices", "2xt4", "--stages", "2", "-o", out, "--weights"];
     command().args(arguments).arg(&weights).assert().success();
@@ -166,7 +166,7 @@ fn checkpoints_that_do_not_fit_say_why() {
     write("no.index.json", "{}");
     assert!(said(&at("no.index.json")).contains("there is no `weight_map`"));
     write("away.index.json", r#"{"weight_map": {"a": "../secret"}}"#);
-    assert!(said(&at("away.index.json")).contains("`../secret` is no file beside it"));
+    assert!(said(&at("away.index.json")).contains("`../secret` is not a file beside it"));
     write("lost.index.json", r#"{"weight_map": {"a": "lost.safetensors"}}"#);
     assert!(said(&at("lost.index.json")).contains("lost.safetensors: No such file"));
     fs::create_dir(at("empty")).unwrap();
@@ -328,7 +328,7 @@ fn models_that_need_their_weights_say_so() {
     for (class, expected) in [
         ("Reads", "hint: with --no-weights parameters have no numbers while the model is built"),
         ("Keeps", "error: forward uses a tensor that was computed from weights when the model was built"),
-        ("Lazy", "error: layer.weight has no size before the model has run; trace it with its weights"),
+        ("Lazy", "error: layer.weight has no size before the model runs; trace it with its weights"),
     ] {
         let mut trace = command();
         trace.env("MODEL_ANALYZE_PYTHON", &python).arg("trace").arg(format!("{}:{class}", file.display()));
@@ -367,7 +367,7 @@ fn weights_are_made_in_the_type_that_is_asked_for() {
     ]);
     assert!(said.contains("is bfloat16 in the model and float32 in the checkpoint"), "{said}");
     assert!(
-        said.contains("hint: trace the model in the type of its weights: trace --dtype float32"),
+        said.contains("hint: trace the model with the type of its weights: trace --dtype float32"),
         "{said}"
     );
 }

@@ -1,11 +1,11 @@
 //! Alias analysis: which values share memory, and where a write in place makes a cut wrong.
 //!
-//! Values and stored tensors fall into alias classes (union-find over view operators). A class without writes needs
-//! no care. In a class with writes the current contents move: after a write in stage `m`, every later reader must get
-//! the value from stage `m`. A value that a stage receives and writes to is cloned at its entry, or the operator is
-//! replaced by its out-of-place form: autograd forbids writing to another stage's tensor.
+//! Values and stored tensors form alias classes (union-find over view operators). A class without writes needs no care.
+//! In a class with writes the current contents move: after a write in stage `m`, every later reader must get the value
+//! from stage `m`. A value that a stage receives and writes to is cloned on receipt, or the operator is replaced by its
+//! out-of-place form: autograd forbids writing to another stage's tensor.
 //!
-//! Near-linear in operators and operands, for each class that is written to linear in its uses.
+//! Near-linear in operators and operands; for each class with writes, linear in its uses.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -24,11 +24,11 @@ pub(crate) struct InPlace {
     pub clones: BTreeSet<(u32, ValueId)>,
     /// Nodes that run in their out-of-place form.
     pub out_of_place: BTreeSet<NodeId>,
-    /// Stage that a reading stage must get a value from, where that is not the stage that made it.
+    /// Stage from which a reading stage must get a value, if it is not the stage that made it.
     pub holders: HashMap<(u32, ValueId), u32>,
     /// Views that a stage recomputes, so that they alias the memory that it writes to.
     pub rederived: BTreeSet<(u32, ValueId)>,
-    /// Values that a stage needs though it does not read them: the bases of the views above.
+    /// Values that a stage needs although it does not read them: the bases of the views above.
     pub bases: BTreeSet<(u32, ValueId)>,
     /// Values whose memory is written to: they must not be computed twice.
     pub mutated: Vec<bool>,
@@ -224,7 +224,7 @@ fn follow(
         let stage = event.stage;
         for &value in &event.reads {
             let made = made_in(value);
-            // The stage that made a value does not see what a later stage wrote to it.
+            // The stage that made a value does not see the writes of later stages.
             if let Some(holder) = fresh.filter(|holder| made.is_none_or(|made| *holder > made)) {
                 if holder > stage {
                     errors.push(CutError::InPlaceOrder {
@@ -315,7 +315,7 @@ fn follow_stored(
             node: NodeId(write.node as u32),
         });
     }
-    // A list may hold an input beside it.
+    // A list may contain an input among the values.
     let written = events.iter().flat_map(|event| &event.writes_to).filter_map(|operand| match operand {
         Operand::Value(value) => Some(*value),
         _ => None,
@@ -324,7 +324,7 @@ fn follow_stored(
     result.clones.extend(inputs.map(|value| (first_stage, value)));
 }
 
-/// Returns the values of a class that come to an event's stage from outside, now or later, or pass through it.
+/// Returns the values of a class that reach an event's stage from outside, now or later, or pass through it.
 fn foreign(event: &Event, events: &[Event], made_in: impl Fn(ValueId) -> Option<u32>) -> BTreeSet<ValueId> {
     let stage = event.stage;
     let mut foreign = BTreeSet::new();
@@ -357,11 +357,10 @@ fn is_apart(program: &Program, event: &Event, later: &[Event]) -> bool {
     old_is_done && can_be
 }
 
-/// A chain of views.
+/// The longest chain of views.
 const MAX_VIEWS: usize = 64;
 
-/// Finds the value that all of some values are views of, itself one of them or what the first looks at; and the
-/// views on the way.
+/// Finds the common base of some values, itself one of them or the base of the first; and the views in between.
 fn common_base(program: &Program, values: &BTreeSet<ValueId>) -> Option<(ValueId, BTreeSet<ValueId>)> {
     let chain = |value: ValueId| {
         let mut chain = vec![value];

@@ -1,8 +1,9 @@
 //! Which operators a stage may call: names from a file are not trusted to be operators.
 //!
-//! `torch.ops.NAMESPACE.NAME` is an attribute of a Python object: of `torch.ops` itself, of a name space, of an operator. Only the
-//! names of `operators::argument_names` are written that way, each of which torch finds as an operator.
-//! Those of other libraries are called where the user allows their name space, through a look-up that finds operators alone.
+//! `torch.ops.NAMESPACE.NAME` is an attribute of a Python object: of `torch.ops` itself, of a name space, of an
+//! operator. Only the names of `operators::argument_names` are written that way; torch resolves each of them to an
+//! operator. Those of other libraries are called if the user allows their name space, through a look-up that finds only
+//! operators.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,7 @@ use crate::{
 /// Name spaces whose operators are allowed by name.
 const LISTED: &[&str] = &["aten", "prim", "torchvision"];
 
-/// Steps that the trace names like operators, and that stages spell in another way.
+/// Steps that the trace names like operators, and that stages write in another way.
 const SPELLED: &[&str] = &[
     "prim::DictConstruct",
     "prim::ListConstruct",
@@ -31,13 +32,13 @@ const SPELLED: &[&str] = &[
     "prim::TupleConstruct",
 ];
 
-/// Words of the archive's language that run code elsewhere or later.
+/// Words of TorchScript that run code elsewhere or later.
 const REFUSED_WORDS: &[&str] = &["fork", "rpc_async", "rpc_remote", "rpc_sync"];
 
 /// Checks that stages may call what a model calls: operators of torch and torchvision, and those of the name spaces in `spaces`.
 ///
 /// # Errors
-/// With every operator that they may not call, once.
+/// Every operator that they may not call, once.
 pub fn check_operators(program: &Program, spaces: &[String]) -> Result<(), Vec<CutError>> {
     let mut faults = BTreeMap::new();
     for (index, node) in program.nodes.iter().enumerate() {
@@ -51,10 +52,10 @@ pub fn check_operators(program: &Program, spaces: &[String]) -> Result<(), Vec<C
     Err(faults.into_iter().map(|(found, node)| error(program, node, found)).collect())
 }
 
-/// Checks a text that a node's stage takes over: its statement, and the functions that it calls.
+/// Checks a text that is copied into a node's stage: its statement, and the functions that it calls.
 ///
 /// # Errors
-/// With the first operator that stages may not call.
+/// The first operator that stages may not call.
 pub(crate) fn check_text(
     program: &Program,
     node: NodeId,
@@ -84,12 +85,12 @@ pub(crate) fn is_listed(operator: &str) -> bool {
     argument_names(operator).is_some()
 }
 
-/// An operator and what is wrong with it.
+/// An operator and its fault.
 type Found = (String, OperatorFault);
 
 fn error(program: &Program, node: NodeId, (operator, fault): Found) -> CutError {
     let path = path(program, node);
-    // A name that is none may be as long as its file.
+    // A string that is not a name may be as long as its file.
     let operator = operator.chars().take(LONGEST).collect();
     CutError::Operator { operator, path, place: place(program, node), fault }
 }
@@ -124,7 +125,7 @@ fn faults_of(node: &Node, spaces: &[String]) -> Vec<Found> {
     faults
 }
 
-/// Returns what stands against calling an operator.
+/// Returns the reason against calling an operator, if any.
 fn fault_of(operator: &str, spaces: &[String]) -> Option<OperatorFault> {
     if let Some(reason) = refusal(operator) {
         return Some(OperatorFault::Refused(reason));
@@ -140,16 +141,16 @@ fn fault_of(operator: &str, spaces: &[String]) -> Option<OperatorFault> {
     (!is_allowed).then(|| OperatorFault::Foreign { space: space.to_string() })
 }
 
-/// Lists the operators that a text in the archive's language names, whether it calls them there or later.
+/// Lists the operators that a TorchScript text names, whether it calls them there or later.
 ///
-/// The language can name operators only; what might hide another name counts as an unknown operator.
+/// TorchScript can only name operators; syntax that might hide another name counts as an unknown operator.
 fn named_in(text: &str) -> Vec<String> {
     let parts = parts(text);
     let mut names = Vec::new();
     for (index, part) in parts.iter().enumerate() {
         let path = match part {
             Part::Path(path) => *path,
-            // A string of several lines, or a line that goes on, would be read in another way than here.
+            // A multi-line string or a continued line would be parsed differently from here.
             Part::Other(other) => {
                 let is_string = other.starts_with(['"', '\'']);
                 let is_odd = if is_string { other.contains('\n') } else { other.contains(['\\', ';', '`']) };
@@ -169,7 +170,7 @@ fn named_in(text: &str) -> Vec<String> {
             ["torch", name] => names.push(format!("aten::{name}")),
             ["ops", space, name] => names.push(format!("{space}::{name}")),
             ["torch" | "ops", ..] => names.push(path.to_string()),
-            // A function of the archive; who follows it reads its text, too.
+            // A function of the archive; its text is checked where it is followed.
             ["__torch__", ..] => {}
             [word] if REFUSED_WORDS.contains(word) => names.push(format!("prim::{word}")),
             [first, attributes @ ..] if !first.starts_with(|c: char| c.is_ascii_digit()) => {
@@ -193,7 +194,7 @@ fn named_in(text: &str) -> Vec<String> {
     names
 }
 
-/// Returns how deep lists lie inside lists.
+/// Returns the nesting depth of lists.
 fn depth(operand: &Operand) -> usize {
     let (mut deepest, mut open) = (0, vec![(operand, 0)]);
     while let Some((operand, depth)) = open.pop() {
@@ -262,7 +263,7 @@ mod tests {
                 let operator = format!("{space}::{name}");
                 let is_refused = |spaces: &[String]| fault_of(&operator, spaces).is_some();
                 assert!(is_refused(&[]) || is_listed(&operator), "{operator}");
-                // Also where the space is allowed there are no names that Python keeps for itself.
+                // Even in an allowed name space, Python's reserved names are refused.
                 assert!(
                     is_refused(&spaces) || !operator.contains("__") || is_listed(&operator),
                     "{operator}"
@@ -283,7 +284,7 @@ mod tests {
         check("torch .relu(x)", &["torch"]);
         check("ops.a.b.c(x)", &["ops.a.b.c"]);
         check("fork(f, x)", &["prim::fork"]);
-        // What a comment or a string hides.
+        // Text hidden by a comment or a string.
         check("x = 1  # '\ny = torch.save(x)\n# '", &["aten::save"]);
         check("x = \"\"\"a\"torch.save(x)\"", &["\"\"", "aten::save"]);
         check("x = 1 \\\n + 2", &[" \\\n + "]);

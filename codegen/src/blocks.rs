@@ -1,8 +1,8 @@
 //! From a plan's blocks to nodes.
 //!
-//! A block is a call: `layer1.0`, `layer1.0.relu (call 2)`. An operator that stands between the calls of a block is
-//! `layer1.0/add_`, `layer1.0/add_ (2)` for the second such one of that block. Between named blocks, loose operators that are not named go
-//! with the operator before them; what belongs to a block that is not named is an error.
+//! A block is a call: `layer1.0`, `layer1.0.relu (call 2)`. An operator between the calls of a block is
+//! `layer1.0/add_`, and `layer1.0/add_ (2)` the second one of that name. Between named blocks, unnamed loose operators
+//! belong with the operator before them; operators of a block that is not named are an error.
 
 use std::collections::HashMap;
 
@@ -34,7 +34,7 @@ pub fn operator_path(program: &Program, node: NodeId) -> String {
 /// Assigns nodes to stages by the blocks that each stage names.
 ///
 /// # Errors
-/// With every block that is unknown, named twice, or in no stage.
+/// Every block that is unknown, named twice, or in no stage.
 pub fn assign(program: &Program, stages: &[Vec<String>]) -> Result<Assignment, Vec<CutError>> {
     let paths = Paths::new(program);
     let mut errors = Vec::new();
@@ -83,7 +83,7 @@ pub fn assign(program: &Program, stages: &[Vec<String>]) -> Result<Assignment, V
 /// Cuts before each of the given blocks.
 ///
 /// # Errors
-/// When a block is unknown or the order is not that of the model.
+/// If a block is unknown or the order is not that of the model.
 pub fn cut_before(program: &Program, blocks: &[String]) -> Result<Assignment, Vec<CutError>> {
     let paths = Paths::new(program);
     let mut errors = Vec::new();
@@ -120,7 +120,7 @@ pub fn even(program: &Program, stages: usize) -> Assignment {
     with_labels(program, Assignment::at(nodes, &cuts))
 }
 
-/// Names the blocks of contiguous stages: the highest calls that lie in one stage whole.
+/// Names the blocks of contiguous stages: the highest calls that are entirely in one stage.
 pub fn with_labels(program: &Program, mut assignment: Assignment) -> Assignment {
     for (stage, label) in assignment.labels.iter_mut().enumerate() {
         let inside = |range: &std::ops::Range<u32>| {
@@ -144,12 +144,13 @@ pub fn with_labels(program: &Program, mut assignment: Assignment) -> Assignment 
 /// A stage, and the block of its list that an operator is counted with.
 pub type Owner<'a> = (u32, &'a str);
 
-/// Returns each operator's stage and the name it is counted with, without asking that every operator has one.
+/// Returns each operator's stage and the block that it is counted with; some operators may have none.
 ///
-/// As [`assign`] gives stages, but of a block that is named twice the last stage has it, and what no stage names has none.
+/// Assigns stages as [`assign`], but a block that is named twice belongs to the last stage that names it, and unnamed
+/// ones have no stage.
 ///
 /// # Errors
-/// With the first stage that names a block that there is not, and the block.
+/// The first stage that names an unknown block, and the block.
 pub fn owners<'a>(
     program: &Program,
     stages: impl IntoIterator<Item = &'a [String]>,
@@ -167,7 +168,7 @@ pub fn owners<'a>(
     Ok(owner)
 }
 
-/// Tells of each call whether something in it is named.
+/// Returns for each call whether any operator in it is named.
 fn opened<T>(program: &Program, owner: &[Option<T>]) -> Vec<bool> {
     let is_opened = |call: &tracer::Call| {
         let nodes = owner.get(call.nodes.start as usize..call.nodes.end as usize).unwrap_or_default();
@@ -176,7 +177,7 @@ fn opened<T>(program: &Program, owner: &[Option<T>]) -> Vec<bool> {
     program.calls.iter().map(is_opened).collect()
 }
 
-/// Gives unnamed operators that stand between named blocks to the stage of their neighbour.
+/// Assigns unnamed operators between named blocks to the stage of their neighbour.
 fn fill<T: Copy>(program: &Program, owner: &mut [Option<T>], opened: &[bool]) {
     let mut before = owner.iter().flatten().next().copied();
     for (node, slot) in program.nodes.iter().zip(owner) {

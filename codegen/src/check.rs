@@ -1,8 +1,8 @@
-//! The check after cutting, independent of the code that cuts.
+//! The check after cutting, independent of the cutting code.
 //!
-//! It interprets the stages on names alone: every operator is some stage's own exactly once, no value is read before it is
-//! available, each read sees the same writes as in the whole model, and every stored tensor belongs to a stage. Near-linear in the
-//! operands of all stages.
+//! It interprets the stages on names only: every operator is owned by exactly one stage, no value is read before it is
+//! available, each read sees the same writes as in the whole model, and every stored tensor belongs to a stage.
+//! Near-linear in the operands of all stages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use crate::{
     stale::{Stale, stale},
 };
 
-/// What is wrong with stages: always a bug of ours.
+/// A fault of stages: always a bug of this program.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum CheckError {
-    /// An operator runs in no stage, or in several as their own.
+    /// An operator runs in no stage, or is owned by several.
     #[error("operator {operator} ({name}) runs {times} times")]
     Times {
         /// Its position.
@@ -36,7 +36,7 @@ pub enum CheckError {
         /// Its name.
         name: String,
     },
-    /// A value is read that is not there.
+    /// A value is read before it is available.
     #[error("stage {stage} reads value `{value}` before it has it")]
     Absent {
         /// Where.
@@ -44,16 +44,16 @@ pub enum CheckError {
         /// Its name.
         value: String,
     },
-    /// A stage lacks a tensor that it uses, or no stage has it.
+    /// A stage lacks a tensor that it uses, or no stage has the tensor.
     #[error("tensor `{tensor}` is not in stage {}", stage.map_or("any".to_string(), |stage| stage.to_string()))]
     Tensor {
         /// Its path.
         tensor: String,
-        /// Where it is missed.
+        /// The stage without it.
         stage: Option<usize>,
     },
-    /// Inputs and outputs do not fit each other.
-    #[error("input `{input}` of stage {stage} comes from nowhere")]
+    /// Inputs and outputs do not match.
+    #[error("input `{input}` of stage {stage} has no source")]
     Input {
         /// Where.
         stage: usize,
@@ -66,7 +66,7 @@ pub enum CheckError {
         /// Where.
         stage: usize,
     },
-    /// A value is read without a write to its memory, or with one that comes later.
+    /// A read misses a write to its memory, or sees a later one.
     #[error("stage {stage} reads `{value}` as it was before or after, not as the model does")]
     Stale {
         /// Where.
@@ -74,15 +74,15 @@ pub enum CheckError {
         /// Its name.
         value: String,
     },
-    /// The last stage does not return what the model returns.
-    #[error("the last stage does not return what the model returns")]
+    /// The last stage does not return the model's outputs.
+    #[error("the last stage does not return the model's outputs")]
     Output,
 }
 
 /// Checks stages against the program.
 ///
 /// # Errors
-/// With the first fault.
+/// The first fault.
 pub fn check(program: &Program, pipeline: &Pipeline) -> Result<(), CheckError> {
     let mut times = vec![0_usize; program.nodes.len()];
     let mut homes: BTreeSet<TensorId> = BTreeSet::new();
@@ -115,7 +115,7 @@ pub fn check(program: &Program, pipeline: &Pipeline) -> Result<(), CheckError> {
     if returned == Some(wanted) { Ok(()) } else { Err(CheckError::Output) }
 }
 
-/// A stage as it is read: what it holds, and the values that it receives.
+/// The state while a stage is checked: its tensors, and the values that it receives.
 struct Reading<'a> {
     program: &'a Program,
     stage: &'a Stage,
@@ -125,7 +125,7 @@ struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    /// Checks that inputs come from where they say.
+    /// Checks that inputs have the declared sources.
     fn of(program: &'a Program, pipeline: &'a Pipeline, index: usize) -> Result<Self, CheckError> {
         let stage = &pipeline.stages[index];
         let held = stage.tensors.iter().chain(&stage.constants).copied().collect();
@@ -149,7 +149,7 @@ impl<'a> Reading<'a> {
         Ok(Self { program, stage, index, held, received: known })
     }
 
-    /// Checks that an operand is there.
+    /// Checks that an operand is available.
     fn read(&self, operand: &Operand, known: &BTreeSet<ValueId>) -> Result<(), CheckError> {
         let Self { program, held, index, .. } = self;
         let mut fault = None;
@@ -192,7 +192,7 @@ impl<'a> Reading<'a> {
                     if *is_repeated && !mutated.is_empty() {
                         return Err(CheckError::Repeated { operator: id.0, name: node.operator.clone() });
                     }
-                    // What came from elsewhere is not written to, unless it was cloned.
+                    // A value from elsewhere is not written to, unless it was cloned.
                     for argument in mutated.into_iter().filter(|_| *form == Form::AsWritten) {
                         if let Operand::Value(value) = &node.arguments[argument].operand
                             && received.contains(value)

@@ -13,7 +13,7 @@ use crate::{
     python, torchscript,
 };
 
-/// Which forms of a stage are written.
+/// The formats of stages to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Targets {
     /// `stage_k.pt`.
@@ -23,16 +23,16 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Returns the same without archives, in which devices that share a stage cannot meet.
+    /// Returns the same without archives, which cannot communicate with the other shards of a stage.
     pub fn python_alone(self) -> Self {
         Self { torchscript: false, python: true }
     }
 }
 
-/// Returns the files below `stages/`, and the manifest, which lacks their digests as long as they are not written.
+/// Returns the files below `stages/`, and the manifest, still without their digests.
 ///
 /// # Errors
-/// When an operator may not be called, or a tensor cannot be written.
+/// If an operator may not be called, or a tensor cannot be written.
 pub fn stages(
     program: &Program,
     names: &Names,
@@ -94,7 +94,7 @@ pub fn weights_of(source: &str) -> Option<String> {
     Some(format!("{stage}.safetensors"))
 }
 
-/// Tells a Python source the digest of its weights, which its `load()` then compares.
+/// Writes the digest of the weights into a Python source, whose `load()` compares it.
 pub fn know_weights(source: &mut File, weights: &FileDigest) {
     let Content::Plain(pieces) = &mut source.content else { return };
     let Some(Piece::Bytes(text)) = pieces.first_mut() else { return };

@@ -1,15 +1,15 @@
-//! `CutError`: why a cut cannot be right.
+//! `CutError`: why a cut is impossible.
 
 use thiserror::Error;
 use tracer::NodeId;
 
-/// Deepest lists inside lists that a call is given. Python's parser takes 200 brackets.
+/// The deepest nesting of lists in a call. Python's parser accepts 200 brackets.
 pub(crate) const MAX_DEPTH: usize = 64;
 
 /// Why a stage may not call an operator.
 #[derive(Clone, Debug, Error, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OperatorFault {
-    /// It is in a name space of torch, which has no such operator.
+    /// It is in a name space of torch, but torch has no such operator.
     #[error("which torch 2.11 does not have")]
     Unknown,
     /// It belongs to another library's name space.
@@ -18,13 +18,13 @@ pub enum OperatorFault {
         /// The name space.
         space: String,
     },
-    /// It is torch's, and does more than compute.
+    /// An operator of torch that does more than compute.
     #[error("which stages may not: {0}")]
     Refused(&'static str),
-    /// It takes no argument by that name.
-    #[error("with an argument `{0}`, which it does not take by name")]
+    /// It has no argument of that name.
+    #[error("with an argument `{0}`, which it does not have")]
     Argument(String),
-    /// It is given an argument twice.
+    /// It gets an argument twice.
     #[error("with two arguments `{0}`")]
     Twice(String),
     /// Its arguments are nested too deeply.
@@ -32,7 +32,7 @@ pub enum OperatorFault {
     Nested,
 }
 
-/// Why a model cannot be cut in the way that was asked for.
+/// Why a model cannot be cut in the requested way.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum CutError {
@@ -43,7 +43,7 @@ pub enum CutError {
         stage: u32,
     },
     /// No stages, or more than there are operators.
-    #[error("{stages} stages are asked for, the model has {operators} operators")]
+    #[error("{stages} stages are requested, the model has {operators} operators")]
     StageCount {
         /// Asked for.
         stages: usize,
@@ -61,16 +61,16 @@ pub enum CutError {
         similar: Option<String>,
     },
     /// A block in two stages.
-    #[error("block `{path}` is in stage {first} and again in stage {second}")]
+    #[error("block `{path}` is in stage {first} and in stage {second}")]
     Twice {
         /// The block.
         path: String,
-        /// Where it is first.
+        /// The first stage.
         first: u32,
-        /// Where it is again.
+        /// The other stage.
         second: u32,
     },
-    /// A cut before the model's first operator, or two at one place.
+    /// A cut before the model's first operator, or two at the same place.
     #[error("cutting before block `{path}` leaves a stage empty: {} at the same operator", match other {
         Some(other) => format!("block `{other}` begins"),
         None => "the model begins".to_string(),
@@ -78,7 +78,7 @@ pub enum CutError {
     NothingBetween {
         /// The block.
         path: String,
-        /// Another that begins there.
+        /// Another block that begins there.
         other: Option<String>,
     },
     /// An operator that stages may not call.
@@ -93,12 +93,12 @@ pub enum CutError {
         /// Why not.
         fault: OperatorFault,
     },
-    /// Archives cannot exchange what shards of an operator make.
-    #[error("stages that are cut inside their operators are written in Python only")]
+    /// Archives cannot exchange values between shards.
+    #[error("stages that are cut inside their operators can only be written in Python")]
     ShardedArchive,
-    /// Rows of which shards have unequal numbers, which another stage would have to know.
+    /// Unequal numbers of rows on shards, which another stage would have to know.
     #[error(
-        "stage {stage} would hand on `{value}`, of which its shards have unequal numbers of rows: how many, the next stage cannot know"
+        "stage {stage} would send `{value}`, of which its shards have unequal numbers of rows, which the next stage cannot know"
     )]
     Uneven {
         /// Its name.
@@ -106,7 +106,7 @@ pub enum CutError {
         /// The stage that makes it.
         stage: usize,
     },
-    /// The model has a part under the name that stages keep their exchanges under.
+    /// A part of the model has the name under which stages keep their exchanges.
     #[error(
         "the model has a part named `shard`, so it cannot be cut inside its operators: rename it and trace again"
     )]
@@ -116,33 +116,35 @@ pub enum CutError {
     Missing {
         /// The block.
         path: String,
-        /// How much would be lost.
+        /// The number of operators without a stage.
         operators: usize,
     },
-    /// An operator needs what a later stage makes.
+    /// An operator needs the result of a later stage.
     #[error("`{reader}` in stage {stage} needs `{value}`, which stage {maker} makes later")]
     Backward {
         /// Path of the block that reads.
         reader: String,
         /// Its stage.
         stage: u32,
-        /// What it reads.
+        /// The value that it reads.
         value: String,
-        /// Who makes it.
+        /// The stage that makes it.
         maker: u32,
         /// The reading node.
         node: NodeId,
     },
-    /// A value that cannot travel.
-    #[error("`{value}` is {kind} and would go from stage {from} to stage {to}; only tensors and numbers can")]
+    /// A value that cannot be transferred.
+    #[error(
+        "`{value}` is {kind} and would go from stage {from} to stage {to}; only tensors and numbers can be sent"
+    )]
     NotSendable {
         /// Its name.
         value: String,
         /// What it is.
         kind: String,
-        /// Made here.
+        /// The stage that makes it.
         from: u32,
-        /// Needed here.
+        /// The stage that needs it.
         to: u32,
         /// The reading node.
         node: NodeId,
@@ -152,29 +154,29 @@ pub enum CutError {
     SharedBuffer {
         /// Its path.
         tensor: String,
-        /// Who writes.
+        /// The writing operator.
         operator: String,
-        /// Where.
+        /// The two stages.
         stages: (u32, u32),
         /// The writing node.
         node: NodeId,
     },
     /// A write in place that stages would see in another order.
-    #[error("stage {writer} changes `{value}` in place, stage {stage} uses its memory before")]
+    #[error("stage {writer} changes `{value}` in place, but stage {stage} uses its memory earlier")]
     InPlaceOrder {
-        /// What is written.
+        /// The written value.
         value: String,
-        /// Who reads.
+        /// The reading stage.
         stage: u32,
-        /// Who writes.
+        /// The writing stage.
         writer: u32,
         /// The node at fault.
         node: NodeId,
     },
     /// A write in place to memory that a stage gets under several names.
-    #[error("`{operator}` in stage {stage} changes in place what the stage gets as {}", values.join(", "))]
+    #[error("`{operator}` in stage {stage} changes memory in place that the stage receives as {}", values.join(", "))]
     InPlaceAlias {
-        /// Who writes.
+        /// The writing operator.
         operator: String,
         /// Its stage.
         stage: u32,
@@ -183,8 +185,8 @@ pub enum CutError {
         /// The writing node.
         node: NodeId,
     },
-    /// Scripted control flow, or what else only scripted code has.
-    #[error("`{path}` holds scripted code ({place}) that cannot be written as a stage of its own: {reason}")]
+    /// Scripted control flow, or other features of scripted code.
+    #[error("`{path}` contains scripted code ({place}) that cannot be part of a stage: {reason}")]
     Opaque {
         /// Block path.
         path: String,
@@ -200,7 +202,7 @@ pub enum CutError {
     Tied {
         /// Its path.
         tensor: String,
-        /// Where.
+        /// The stages.
         stages: Vec<u32>,
     },
     /// A tensor without data.
@@ -210,12 +212,12 @@ pub enum CutError {
         tensor: String,
     },
     /// A tensor of a model that was traced without weights.
-    #[error("tensor `{tensor}` has no numbers: the model was traced without its weights")]
+    #[error("tensor `{tensor}` has no values: the model was traced without its weights")]
     NoWeights {
         /// Its path.
         tensor: String,
     },
-    /// A tensor that the formats cannot hold.
+    /// A tensor that the formats do not support.
     #[error("tensor `{tensor}`: {reason}")]
     Tensor {
         /// Its path.
@@ -226,7 +228,7 @@ pub enum CutError {
 }
 
 impl CutError {
-    /// Returns the node at fault, where another cut could help.
+    /// Returns the node at fault, if another cut could help.
     pub fn node(&self) -> Option<NodeId> {
         match self {
             CutError::NotSendable { node, .. }

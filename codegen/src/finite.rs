@@ -2,9 +2,9 @@
 
 use tracer::DType;
 
-/// Tells whether whole elements are numbers: an exponent of ones is none. Other types than floats have only numbers.
+/// Tells whether whole elements are finite: an exponent of ones is not. Types other than floats are always finite.
 pub(crate) fn is_all_finite(dtype: DType, bytes: &[u8]) -> bool {
-    // Without a branch inside, so that a processor looks at many at once.
+    // Without a branch inside, so that the compiler vectorises it.
     macro_rules! none_has {
         ($word:ty, $exponent:expr) => {
             !bytes.chunks_exact(size_of::<$word>()).fold(false, |found, element| {

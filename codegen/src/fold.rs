@@ -1,7 +1,7 @@
 //! Removes conversions of sizes to tensors and back.
 //!
-//! A trace turns every size into a tensor and back: `int(NumToTensor(x.size(0)))`. Where nothing but such steps
-//! reads the tensor, these steps are left out of the emitted code.
+//! A trace turns every size into a tensor and back: `int(NumToTensor(x.size(0)))`. If only such steps read the tensor,
+//! they are omitted from the emitted code.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,12 +13,12 @@ use crate::{
     pipeline::{Carried, Stage, Step},
 };
 
-/// The conversions that a stage's code leaves out.
+/// The conversions that a stage's code omits.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Folded {
     /// Values that are replaced by another.
     same: HashMap<ValueId, ValueId>,
-    /// Nodes that get no line of code.
+    /// Nodes without a line of code.
     skipped: HashSet<NodeId>,
 }
 
@@ -80,12 +80,12 @@ impl Folded {
         folded
     }
 
-    /// Returns the value that replaces a value, or itself.
+    /// Returns the value that replaces a value, or the value itself.
     pub fn get(&self, value: ValueId) -> ValueId {
         self.same.get(&value).copied().unwrap_or(value)
     }
 
-    /// Tells whether a node gets no line of code.
+    /// Tells whether a node has no line of code.
     pub fn skips(&self, node: NodeId) -> bool {
         self.skipped.contains(&node)
     }

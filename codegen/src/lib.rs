@@ -1,7 +1,7 @@
 //! How does a stage become a program of its own?
 //!
-//! A [`tracer::Program`] and an assignment of its nodes to stages go in; stage programs, and files to hold them,
-//! come out. Nothing here touches a disk: weights are written as ranges of the files they stand in.
+//! The inputs are a [`tracer::Program`] and an assignment of its nodes to stages; the outputs are stage programs, and
+//! the files that hold them. No function here accesses a disk: weights are written as ranges of their source files.
 //!
 //! ```
 //! let text = "graph(%x : Float(2, 3, strides=[3, 1], requires_grad=1, device=cpu)):
@@ -13,7 +13,7 @@
 //! let assignment = codegen::even(&program, 2);
 //! let names = codegen::Names::new(&program);
 //! let pipeline = codegen::cut(&program, &assignment, &names, &codegen::CutOptions::default()).expect("it can be cut");
-//! // One value crosses the border.
+//! // One value crosses the boundary.
 //! assert_eq!(pipeline.stages[1].inputs.len(), 1);
 //! # Ok::<(), tracer::ir::IrError>(())
 //! ```

@@ -2,7 +2,7 @@
 
 use tracer::{Node, NodeId, Program};
 
-/// Returns a node's module, with the number of its call when it is called again.
+/// Returns the path of a node's module, with the number of the call if the module is called several times.
 pub(crate) fn path(program: &Program, node: NodeId) -> String {
     let call = &program.calls[program.nodes[node.index()].call.index()];
     let path = &program.modules[call.module.index()].path;
@@ -13,7 +13,7 @@ pub(crate) fn path(program: &Program, node: NodeId) -> String {
     }
 }
 
-/// Returns the file of the archive and the line that a statement begins in.
+/// Returns the file of the archive and the line in which a statement begins.
 pub(crate) fn place(program: &Program, node: NodeId) -> String {
     let span = program.nodes[node.index()].span;
     let Some(source) = program.sources.get(span.source as usize) else { return "of unknown place".into() };

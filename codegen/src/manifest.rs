@@ -1,4 +1,4 @@
-//! The manifest that joins the stages.
+//! The manifest, which describes the stages and their connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +14,10 @@ use crate::{
     pipeline::{Carried, Pipeline, Port, Skips, Source, Stage, Step},
 };
 
-/// Sizes and types of values, as far as they are known; index by value.
+/// Sizes and types of values, as far as known; indexed by value.
 pub type Facts = Vec<Option<TensorType>>;
 
-/// Returns what the program itself knows of its values.
+/// Returns the facts about values in the program itself.
 pub fn facts(program: &Program) -> Facts {
     let mut facts: Facts = program
         .values
@@ -31,7 +31,7 @@ pub fn facts(program: &Program) -> Facts {
         for (input, known) in program.inputs.iter().zip(&recorded.inputs) {
             facts[input.index()] = Some(known.type_.clone());
         }
-        // Only when both lists run in step.
+        // Only if both lists agree in order.
         let tensors: Vec<_> = program.nodes.iter().zip(&recorded.nodes).collect();
         if recorded.nodes.len() == program.nodes.len() {
             for (node, known) in tensors {
@@ -47,50 +47,50 @@ pub fn facts(program: &Program) -> Facts {
     facts
 }
 
-/// What the command knows beside the program.
+/// Facts of the command that are not in the program.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     /// Name and digest of the model.
     pub model: Option<ModelReference>,
-    /// The model's file, as the user may find it again.
+    /// The model's file, by a path of the user.
     pub source: Option<String>,
-    /// The checkpoint that the weights were taken from, where it was not the model's file.
+    /// The checkpoint that the weights were taken from, if not the model's file.
     pub weights: Option<String>,
     /// Tool and version.
     pub written_by: String,
     /// Devices by stage.
     pub devices: Vec<Vec<String>>,
-    /// Blocks to compute again, by stage.
+    /// Blocks to recompute, by stage.
     pub recompute: Vec<Vec<String>>,
-    /// What is computed again at a time, by stage.
+    /// The unit of recomputation, by stage.
     pub recompute_unit: Vec<RecomputeUnit>,
     /// Blocks to keep in host memory, by stage.
     pub offload: Vec<Vec<String>>,
-    /// Name spaces whose operators stages may call besides torch's own.
+    /// Name spaces of operators that stages may call, in addition to torch's.
     pub operators: Vec<String>,
-    /// How stages are cut inside their operators, where they are.
+    /// How stages are cut inside their operators, if they are.
     pub shards: Option<Shards>,
 }
 
 /// How stages are cut inside their operators. The program has the exchanges already.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shards {
-    /// How many ranks hold a stage together.
+    /// Ranks that share a stage.
     pub degree: u32,
     /// Parameters and buffers that are cut.
     pub cuts: Cuts,
-    /// What they send each other, by the first result of the operator that does it.
+    /// Exchanges, by the first result of the operator that makes them.
     pub sent: BTreeMap<ValueId, Vec<Exchanged>>,
-    /// Values that no stage hands on: rows of experts, which are more or fewer each time.
+    /// Values that no stage sends: rows of experts, whose number varies.
     pub stays: BTreeSet<ValueId>,
 }
 
-/// By name in the model: the dimension that is cut, and of how many equal blocks it is, each of which is cut; none where the first
-/// shard has all of it.
+/// By name in the model: the cut dimension, and its number of equal blocks, each of which is cut; 0 if the first shard
+/// has all of it.
 pub type Cuts = BTreeMap<String, (usize, u32)>;
 
 impl About {
-    /// Returns the tensors of a stage that are cut; nothing when the stage runs whole on all shards.
+    /// Returns the cut tensors of a stage; `None` if the stage is whole on all shards.
     pub(crate) fn cuts_of(&self, program: &Program, stage: &Stage) -> Option<Cuts> {
         let shards = self.shards.as_ref()?;
         let paths = stage.tensors.iter().map(|id| program.tensors[id.index()].path.as_str());
@@ -104,7 +104,7 @@ impl About {
 }
 
 impl Shards {
-    /// Returns what the shards of a stage send each other, by kind.
+    /// Returns the exchanges between the shards of a stage, by kind.
     fn sent_by(&self, program: &Program, stage: &Stage) -> Vec<Exchanged> {
         let mut found: BTreeMap<(&str, &str, Option<&str>), Exchanged> = BTreeMap::new();
         for step in &stage.steps {
@@ -117,14 +117,14 @@ impl Shards {
                 sum.bytes = sum.bytes.saturating_add(one.bytes);
             }
         }
-        // There, then back.
+        // Forward first, then backward.
         found.into_values().rev().collect()
     }
 }
 
-/// Tells whether the model was traced in training mode: as most of its modules were.
+/// Tells whether the model was traced in training mode: the mode of most of its modules.
 ///
-/// The root alone is no witness: a wrapper made for tracing is in training mode unless told otherwise.
+/// The root's mode alone is not reliable: a wrapper made for tracing is in training mode by default.
 pub fn was_training(program: &Program) -> bool {
     let count = |mode: bool| {
         let modes = program.modules.iter().filter_map(|module| module.attributes.get("training"));
@@ -133,8 +133,8 @@ pub fn was_training(program: &Program) -> bool {
     count(true) > count(false)
 }
 
-/// Returns the manifest of a pipeline. `files` names the files of a stage by its position; their digests come when they are
-/// written.
+/// Returns the manifest of a pipeline. `files` names the files of a stage by its position; their digests are added when
+/// they are written.
 pub fn manifest(
     program: &Program,
     names: &Names,
@@ -247,7 +247,7 @@ fn fact(program: &Program, port: &Port, facts: &Facts) -> (Option<Vec<u64>>, Opt
     }
 }
 
-// Depth is bounded by the reader of the program.
+// The reader of the program bounds the depth.
 fn tree(operand: &Operand, next: &mut u32) -> OutputTree {
     match operand {
         Operand::Value(_) | Operand::Tensor(_) => {

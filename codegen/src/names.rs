@@ -1,4 +1,4 @@
-//! Names and texts that are safe to write into code.
+//! Names and texts that are safe in generated code.
 //!
 //! Names come from an untrusted file: none of them reaches code, a comment or a path unescaped.
 
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use operators::{Arithmetic, ShapeRule};
 use tracer::{Program, ValueId};
 
-/// Words that mean something in the code we write.
+/// Words with a meaning in the generated code.
 const RESERVED: &[&str] = &[
     "False",
     "None",
@@ -48,7 +48,7 @@ const RESERVED: &[&str] = &[
     "case",
     "type",
     "print",
-    // Names that the emitted code uses itself.
+    // Names that the generated code uses itself.
     "self",
     "torch",
     "nn",
@@ -134,7 +134,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Chooses the names: the trace's own where it has one, the operator's for temporaries such as `_12`.
+    /// Chooses the names: the trace's own if it has one, the operator's for temporaries such as `_12`.
     pub fn new(program: &Program) -> Self {
         let mut taken = BTreeSet::new();
         let mut counters = std::collections::HashMap::new();
@@ -162,7 +162,7 @@ impl Names {
             if !by_value[index].is_empty() {
                 continue;
             }
-            // `x.3` is the third `x`: the number is ours to give.
+            // `x.3` is the third `x`: numbers are assigned here.
             let base = match value.name.rsplit_once('.') {
                 Some((base, number)) if number.bytes().all(|b| b.is_ascii_digit()) => base,
                 _ => value.name.as_str(),
@@ -192,11 +192,11 @@ impl Names {
     }
 }
 
-/// Returns a name for what an operator makes.
+/// Returns a name for the result of an operator.
 fn named_after(operator: &str) -> String {
     let row = operators::find(operator);
     match (Arithmetic::of(operator), row.map(|row| row.shape)) {
-        // What a trace turns into tensors and back is a size.
+        // Values that a trace converts to tensors and back are sizes.
         (
             Arithmetic::ToInt
             | Arithmetic::ToIntImplicitly
@@ -209,7 +209,7 @@ fn named_after(operator: &str) -> String {
     }
 }
 
-/// Makes an identifier of any text.
+/// Makes an identifier from any text.
 pub fn identifier(text: &str) -> String {
     let mut name: String = text
         .chars()
@@ -230,7 +230,7 @@ pub fn identifier(text: &str) -> String {
     name
 }
 
-/// Tells whether an attribute name can stand after a dot.
+/// Tells whether an attribute name can be written after a dot.
 pub fn is_identifier(name: &str) -> bool {
     let starts_well = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     starts_well
@@ -239,18 +239,18 @@ pub fn is_identifier(name: &str) -> bool {
         && !is_keyword(name)
 }
 
-/// Tells whether a name means something in the code we write.
+/// Tells whether a name has a meaning in the generated code.
 pub(crate) fn is_reserved(name: &str) -> bool {
     RESERVED.contains(&name)
 }
 
 pub(crate) fn is_keyword(name: &str) -> bool {
-    // The keywords stand first in the list, up to `yield`.
+    // The keywords come first in the list, up to `yield`.
     let keywords = RESERVED.iter().take_while(|word| **word != "match");
     keywords.into_iter().any(|word| *word == name)
 }
 
-/// Writes a text as a string literal of Python and of TorchScript alike.
+/// Writes a text as a string literal that is valid in both Python and TorchScript.
 pub fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -269,8 +269,8 @@ pub fn quoted(text: &str) -> String {
     out
 }
 
-/// Writes a text as a string literal of Python alone: marks that turn the direction of writing could make code look like
-/// something else, so they are spelled out. TorchScript has no spelling for them.
+/// Writes a text as a Python string literal: direction marks could make code look like something else, so they are
+/// escaped. TorchScript has no escape for them.
 pub fn python_quoted(text: &str) -> String {
     let mut out = String::new();
     for c in quoted(text).chars() {
@@ -284,7 +284,7 @@ pub fn python_quoted(text: &str) -> String {
     out
 }
 
-/// Tells whether a character changes the direction of what stands beside it.
+/// Tells whether a character changes the direction of text.
 fn turns(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -307,7 +307,7 @@ pub fn comment(text: &str) -> String {
     out
 }
 
-/// Writes a float so that it reads back the same.
+/// Writes a float so that it is read back unchanged.
 pub fn float(value: f64, infinity: &str, not_a_number: &str) -> String {
     if value.is_nan() {
         return not_a_number.to_string();
@@ -316,11 +316,11 @@ pub fn float(value: f64, infinity: &str, not_a_number: &str) -> String {
         return if value > 0.0 { infinity.to_string() } else { format!("-{infinity}") };
     }
     let plain = format!("{value:?}");
-    // Rust prints whole numbers out in full up to 1e16; both notations are floats in Python.
+    // Rust prints whole numbers in full up to 1e16; both notations are floats in Python.
     plain
 }
 
-/// Returns the path of a module or tensor with a star for each number, as a plan names the cuts of layers that are alike.
+/// Returns the path of a module or tensor with a star for each number, as a plan names the cuts of equal layers.
 pub fn starred(path: &str) -> String {
     let part = |part| if str::bytes(part).all(|byte| byte.is_ascii_digit()) { "*" } else { part };
     path.split('.').map(part).collect::<Vec<&str>>().join(".")

@@ -1,4 +1,4 @@
-//! The nearest valid cut to one that is refused.
+//! The nearest valid cut to a refused one.
 
 use tracer::Program;
 
@@ -10,10 +10,10 @@ use crate::{
     slice::cut,
 };
 
-/// Cuts tried in all.
+/// The most cuts that are tried.
 const MAX_TRIES: usize = 48;
 
-/// Returns the blocks to cut before so that the stages are right, moving one cut as little as possible.
+/// Returns the blocks to cut before so that the stages are valid, with one cut moved as little as possible.
 ///
 /// Only for stages that are contiguous in the trace. O(tries × cutting).
 pub fn nearest(
@@ -30,7 +30,7 @@ pub fn nearest(
     let cuts: Vec<usize> = (1..assignment.stage_of.len())
         .filter(|node| assignment.stage_of[*node] != assignment.stage_of[node - 1])
         .collect();
-    // Where a call begins; the highest call that begins there gives the name.
+    // The begins of calls; the highest call that begins there gives the name.
     let mut starts: Vec<(usize, String)> = Vec::new();
     for (index, call) in program.calls.iter().enumerate() {
         let start = call.nodes.start as usize;

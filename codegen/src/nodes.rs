@@ -1,6 +1,6 @@
-//! Properties of nodes that cutting needs: which write in place, which are cheap and exact to recompute.
+//! Properties of nodes for cutting: which write in place, which are cheap and exact to recompute.
 //!
-//! For unknown operators the worst is assumed: they carry gradients and are expensive.
+//! Unknown operators are assumed to carry gradients and to be expensive.
 
 use operators::{Arithmetic, InPlace, Mark, Memory, ShapeRule, find, has, plain};
 use tracer::{Constant, Node, Operand, Program, Type, Value, ValueId};
@@ -20,17 +20,17 @@ pub fn draws(node: &Node) -> bool {
     space == "aten" && has(name, Mark::Random) && !in_evaluation()
 }
 
-/// Tells whether a name is that of a dropout.
+/// Tells whether a name is a dropout's.
 fn is_dropout(name: &str) -> bool {
     matches!(rule_of(name), ShapeRule::Dropout | ShapeRule::NativeDropout)
 }
 
-/// Returns the rule of the sizes of an operator of this name.
+/// Returns the shape rule of an operator of this name.
 pub(crate) fn rule_of(name: &str) -> ShapeRule {
     find(name).map_or(ShapeRule::Unknown, |row| row.shape)
 }
 
-/// Tells whether a name is that of an operator that changes the elements of its first argument.
+/// Tells whether an operator of this name changes the elements of its first argument.
 pub fn is_in_place(name: &str) -> bool {
     operators::is_in_place(name) || has(name, Mark::Changes)
 }
@@ -62,7 +62,7 @@ pub fn mutated_arguments(node: &Node) -> Vec<usize> {
     mutated
 }
 
-/// Returns the out-of-place form of an in-place operator, where one takes the same arguments.
+/// Returns the out-of-place form of an in-place operator, if there is one with the same arguments.
 pub fn out_of_place(operator: &str) -> Option<String> {
     let (space, name) = split(operator);
     let (plain, is_in_place) = plain(name);
@@ -70,7 +70,7 @@ pub fn out_of_place(operator: &str) -> Option<String> {
     (space == "aten" && has_form).then(|| format!("{space}::{plain}"))
 }
 
-/// Tells whether a node may be repeated in another stage instead of sending what it makes.
+/// Tells whether a node may be recomputed in another stage instead of sending its result.
 pub fn is_cheap(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     let Some(row) = find(name).filter(|_| matches!(space, "aten" | "prim" | "shard")) else { return false };
@@ -80,7 +80,7 @@ pub fn is_cheap(node: &Node) -> bool {
         && mutated_arguments(node).is_empty()
 }
 
-/// Tells whether a node only looks at its first argument in another way, or unpacks it.
+/// Tells whether a node only makes a view of its first argument, or unpacks it.
 pub fn is_plumbing(node: &Node) -> bool {
     let (_, name) = split(&node.operator);
     has(name, Mark::GivesParts)
@@ -94,14 +94,15 @@ pub fn is_unpacking(node: &Node) -> bool {
     has(name, Mark::Unpacks)
 }
 
-/// Tells whether an operator only turns numbers into tensors and back, or takes lists apart: such steps come and go with a cut.
+/// Tells whether an operator only converts numbers to tensors and back, or unpacks lists: a cut adds and removes such
+/// steps.
 pub fn is_detour(operator: &str) -> bool {
     let (space, name) = split(operator);
-    // `aten::device` makes one of text, `prim::device` asks for a tensor's.
+    // `aten::device` parses text, `prim::device` returns a tensor's device.
     matches!(space, "aten" | "prim") && has(name, Mark::Detour) && operator != "aten::device"
 }
 
-/// Tells whether the results carry no gradient whatever goes in.
+/// Tells whether the results never carry a gradient.
 pub fn cuts_gradient(node: &Node) -> bool {
     let (_, name) = split(&node.operator);
     has(name, Mark::NoGradient)
@@ -116,7 +117,7 @@ pub enum Kind {
     Int,
     /// A number.
     Float,
-    /// A truth value.
+    /// A boolean.
     Bool,
     /// A list of integers: sent as a tensor with one dimension.
     IntList,
@@ -125,18 +126,18 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Tells whether a value of this kind can go from one stage to another.
+    /// Tells whether a value of this kind can be sent from one stage to another.
     pub fn can_be_sent(&self) -> bool {
         !matches!(self, Kind::Other(_))
     }
 
-    /// Tells whether it must be put in a tensor to be sent.
+    /// Tells whether it must be converted to a tensor to be sent.
     pub fn is_boxed(&self) -> bool {
         matches!(self, Kind::Int | Kind::Float | Kind::Bool | Kind::IntList)
     }
 }
 
-/// Returns what each value is.
+/// Returns the kind of each value.
 pub fn kinds(program: &Program) -> Vec<Kind> {
     let mut kinds: Vec<Kind> = program.values.iter().map(|value| declared(&value.type_)).collect();
     for node in &program.nodes {

@@ -1,8 +1,8 @@
-//! Scripted control flow inside a trace: one statement becomes a function of its own.
+//! Scripted control flow in a trace: each statement becomes a function of its own.
 //!
-//! The statement is kept as it stands in the archive, in the language of the archive: the TorchScript form defines it
-//! beside the stage, the Python form compiles it with `torch.jit`, and functions that it calls with it. What reaches for a
-//! module or a constant is refused.
+//! The statement is kept as TorchScript text: the TorchScript format defines the function in the stage's file, the
+//! Python format compiles it with `torch.jit`, together with the functions that it calls. Statements that access a
+//! module or a constant are refused.
 
 use tracer::{Constant, Node, NodeId, Operand, Program, Type, ValueId};
 
@@ -22,23 +22,23 @@ pub(crate) struct Function {
     pub code: String,
     /// Arguments to pass, in order.
     pub arguments: Vec<Operand>,
-    /// Values that it gives, in order.
+    /// Values that it returns, in order.
     pub outputs: Vec<ValueId>,
 }
 
-/// Longest statement taken over.
+/// The longest supported statement.
 const MAX_TEXT: usize = 100_000;
 
 /// Functions of a stage.
 pub(crate) struct Functions {
     /// Nodes that need one, with its name.
     pub own: Vec<(NodeId, String, Function)>,
-    /// Definitions of what they call.
+    /// Definitions of the functions that they call.
     pub called: String,
 }
 
-/// Writes the functions that a stage needs, for a file of a name space. As a method, one takes its receiver first; `spaces` are those
-/// whose operators it may call besides torch's own.
+/// Writes the functions that a stage needs, for a file of a name space. A method takes its receiver as the first
+/// argument; `spaces` are further name spaces whose operators they may call.
 pub(crate) fn functions(
     program: &Program,
     stage: &Stage,
@@ -85,20 +85,20 @@ fn function(
     let source = program.sources.get(node.span.source as usize).ok_or("its text is not in the archive")?;
     let (start, end) = (node.span.start as usize, node.span.end as usize);
     source.text.get(start..end).ok_or("its text is not in the archive")?;
-    let text = statement(program, node).ok_or("it is a call that cannot be followed")?;
+    let text = statement(program, node).ok_or("it is a call that cannot be inlined")?;
     if text.len() > MAX_TEXT {
         return Err("it is too long");
     }
     for word in ["self", "CONSTANTS", "return", "def", "getattr", "fork"] {
         if has_word(text, word) {
-            return Err("it reaches for a module or a constant, forks, or returns early");
+            return Err("it accesses a module or a constant, forks, or returns early");
         }
     }
     let mut parameters: Vec<String> = receiver.map(str::to_string).into_iter().collect();
     let mut arguments = Vec::new();
     let (mut head, mut local) = (None, Vec::new());
     for argument in &node.arguments {
-        let keyword = argument.name.as_deref().ok_or("it is a call that cannot be followed")?;
+        let keyword = argument.name.as_deref().ok_or("it is a call that cannot be inlined")?;
         if matches!(keyword, "for" | "if" | "while") {
             head = with_head(text, &type_of(program, &argument.operand).unwrap_or_default());
             if let Some(Head { name, type_, .. }) = &head {
@@ -108,7 +108,7 @@ fn function(
             continue;
         }
         if !is_identifier(keyword) {
-            return Err("it reads a stored tensor of a module that it names");
+            return Err("it reads a stored tensor of a module");
         }
         if let Operand::Constant(Constant::Str(global)) = &argument.operand
             && is_called(text, keyword)
@@ -116,7 +116,7 @@ fn function(
             local.push((keyword, global.as_str()));
             continue;
         }
-        // What its head alone reads is not asked any more.
+        // Names that only its original head reads are not needed any more.
         if head.as_ref().is_some_and(|head| !has_word(&head.text, keyword)) {
             continue;
         }
@@ -139,7 +139,7 @@ fn function(
     let types: Vec<String> =
         outputs.iter().map(|value| written(&program.values[value.index()].type_)).collect();
     let returned = match types.as_slice() {
-        // A check, say.
+        // For example a check.
         [] => "NoneType".into(),
         [only] => only.clone(),
         all => format!("Tuple[{}]", all.join(", ")),
@@ -163,15 +163,15 @@ fn function(
     Ok(Function { code, arguments, outputs })
 }
 
-/// A statement whose condition or length is handed in.
+/// A statement whose condition or length is passed as an argument.
 struct Head {
     name: String,
     type_: &'static str,
     text: String,
 }
 
-/// Lets a statement take its condition or its number of rounds from before it: operators that find it stand there, and must
-/// not run twice, as what draws random numbers would show. A `while` asks again in each round, and stays as it is.
+/// Replaces a statement's condition or number of iterations by an argument: its operators run before it, and must not
+/// run twice, which random numbers would reveal. A `while` evaluates its condition in each iteration, and is unchanged.
 fn with_head(text: &str, type_: &str) -> Option<Head> {
     let (line, rest) = text.split_once('\n')?;
     let mut name = "head".to_string();
@@ -182,7 +182,7 @@ fn with_head(text: &str, type_: &str) -> Option<Head> {
         ("bool", line) if line.starts_with("if ") => (format!("if {name}:"), "bool"),
         ("int", line) => {
             let (target, rounds) = line.strip_prefix("for ")?.split_once(" in range(")?;
-            // The bracket that ends the line is that of `range`, and nothing but the length is in it.
+            // The closing bracket of the line is that of `range`, and its argument is only the length.
             let mut depth = 0_usize;
             for letter in rounds.strip_suffix(')')?.chars() {
                 match letter {
@@ -235,11 +235,11 @@ fn type_of(program: &Program, operand: &Operand) -> Result<String, &'static str>
             let items: Result<Vec<String>, _> = items.iter().map(|item| type_of(program, item)).collect();
             format!("Tuple[{}]", items?.join(", "))
         }
-        _ => return Err("the type of an argument is not known"),
+        _ => return Err("the type of an argument is unknown"),
     })
 }
 
-/// Writes a type in the language of archives.
+/// Writes a type in TorchScript.
 pub(crate) fn written(type_: &Type) -> String {
     match type_ {
         Type::Tensor(_) => "Tensor".into(),

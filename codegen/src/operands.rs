@@ -1,10 +1,10 @@
-//! Operands as text, as far as Python and the dialect of archives write them alike.
+//! Operands as text, as far as Python and TorchScript agree.
 
 use tracer::{Constant, Operand, TensorId, ValueId};
 
 use crate::names::float;
 
-/// A writer of one of both languages.
+/// A writer of one of the two languages.
 pub(crate) trait Operands {
     /// How infinity and NaN are written.
     const NOT_FINITE: [&'static str; 2];

@@ -1,6 +1,6 @@
-//! Says in every emitted file who wrote it, and from which model: a comment in texts, metadata in archives.
+//! Records the writing program and the model in every emitted file: as a comment in texts, as metadata in archives.
 //!
-//! JSON and layout strings have no place for it; the manifest beside them does.
+//! JSON and layout strings have no place for it; the manifest records it for them.
 
 use crate::{
     content::{Content, File, Piece, Record},
@@ -28,7 +28,7 @@ pub fn sign(files: &mut [File], about: &About) {
             }
             (Content::Plain(pieces), "py" | "toml" | "env" | "sh" | "sbatch" | "yaml") => {
                 if let Some(Piece::Bytes(text)) = pieces.first_mut() {
-                    // The line that names the interpreter stays the first.
+                    // The interpreter's line stays first.
                     let at = if text.starts_with(b"#!") {
                         text.iter().position(|b| *b == b'\n').map_or(text.len(), |at| at + 1)
                     } else {
@@ -42,7 +42,7 @@ pub fn sign(files: &mut [File], about: &About) {
     }
 }
 
-/// Adds an entry to the metadata of a `.safetensors` header, whose length stands before it.
+/// Adds an entry to the metadata of a `.safetensors` header, which its length precedes.
 fn in_header(header: &[u8], origin: &str) -> Vec<u8> {
     const METADATA: &[u8] = br#"{"__metadata__":{"#;
     let Some(rest) = header.get(8..).and_then(|json| json.strip_prefix(METADATA)) else {

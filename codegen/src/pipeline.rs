@@ -4,20 +4,20 @@ use tracer::{NodeId, Operand, TensorId, ValueId};
 
 use crate::nodes::Kind;
 
-/// How values travel that are needed more than one stage later.
+/// How values that are needed more than one stage later are transferred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Skips {
-    /// Through the stages between, as outputs they pass on. `torch.distributed.pipelining` needs this.
+    /// Through the stages in between, as outputs that they pass on. `torch.distributed.pipelining` needs this.
     #[default]
     Relay,
-    /// Straight to the stage that needs them.
+    /// Directly to the stage that needs them.
     Portal,
 }
 
 /// Options of [`crate::cut`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CutOptions {
-    /// How skips travel.
+    /// How skips are transferred.
     pub skips: Skips,
     /// What to do with a parameter that two stages use.
     pub tied: Tied,
@@ -26,14 +26,14 @@ pub struct CutOptions {
 /// What to do with a parameter that two stages use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tied {
-    /// Each stage gets a copy; whoever trains sums the gradients.
+    /// Each stage gets a copy; the training loop sums the gradients.
     #[default]
     Replicate,
-    /// No such cut.
+    /// The cut is refused.
     Refuse,
 }
 
-/// Which stage each node belongs to.
+/// The stage of each node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
     /// Stage by node.
@@ -63,9 +63,9 @@ pub struct Pipeline {
     pub stages: Vec<Stage>,
     /// Parameters that more than one stage holds.
     pub tied: Vec<TiedTensor>,
-    /// How skips travel.
+    /// How skips are transferred.
     pub skips: Skips,
-    /// What the model returns; its values are the last stage's outputs, in this order.
+    /// The model's output; its values are the last stage's outputs, in this order.
     pub output: Operand,
 }
 
@@ -74,42 +74,41 @@ pub struct Pipeline {
 pub struct Stage {
     /// Blocks, for people.
     pub label: Vec<String>,
-    /// What `forward` takes, in order: what other stages send, then inputs of the model.
+    /// Arguments of `forward`, in order: values of other stages, then inputs of the model.
     pub inputs: Vec<Port>,
-    /// What `forward` does, in the order of the trace.
+    /// Steps of `forward`, in the order of the trace.
     pub steps: Vec<Step>,
-    /// What `forward` returns, in order.
+    /// Results of `forward`, in order.
     pub outputs: Vec<Port>,
-    /// Parameters and buffers it holds, in the order of the archive. The second name of a tied tensor stands behind
-    /// its first.
+    /// Its parameters and buffers, in the order of the archive. The second name of a tied tensor follows its first.
     pub tensors: Vec<TensorId>,
     /// Constants of the trace that it uses.
     pub constants: Vec<TensorId>,
 }
 
-/// A value at the border of a stage.
+/// A value at the boundary of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Port {
     /// Unique among the stage's inputs, or outputs.
     pub name: String,
-    /// What it carries.
+    /// The value that it carries.
     pub carried: Carried,
-    /// What the value is: numbers travel in tensors.
+    /// The kind of value: numbers are sent as tensors.
     pub kind: Kind,
-    /// Where it comes from; of no meaning for an output.
+    /// The source of an input; without meaning for an output.
     pub source: Source,
 }
 
-/// What a port carries.
+/// The content of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Carried {
     /// A value of the program.
     Value(ValueId),
-    /// A stored tensor, returned by the model as it is.
+    /// A stored tensor that the model returns directly.
     Tensor(TensorId),
 }
 
-/// Where an input comes from.
+/// The source of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The model's input at this position.
@@ -126,9 +125,9 @@ pub enum Source {
 /// One step of a stage's `forward`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A value that is changed in place here, but was made elsewhere.
+    /// A value that was made elsewhere and is changed in place here.
     Clone(ValueId),
-    /// A number that travelled in a tensor.
+    /// A number that was sent as a tensor.
     Unbox(ValueId),
     /// An operator.
     Run {
@@ -136,7 +135,7 @@ pub enum Step {
         node: NodeId,
         /// As written, or changed for the cut.
         form: Form,
-        /// True when another stage runs it as its own, and this one again because that is cheaper than sending.
+        /// True if another stage owns it and this one recomputes it because that is cheaper than a transfer.
         is_repeated: bool,
     },
 }
@@ -153,8 +152,8 @@ pub enum Form {
 /// One tensor that more than one stage holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TiedTensor {
-    /// The name that each stage knows it by.
+    /// The name of it in each stage.
     pub holders: Vec<(u32, TensorId)>,
-    /// True when it trains: gradients must be summed.
+    /// True if it is trained: gradients must be summed.
     pub requires_grad: bool,
 }

@@ -1,9 +1,9 @@
 //! The check after writing: reads the files back, independently of the code that wrote them.
 //!
-//! The manifest, the archives, the sources and the headers of weights are read back: every operator of the model runs in one
-//! stage, in each form, and in more only as often as the manifest declares; every parameter has a home, and those with several are declared tied;
-//! every transferred value is made before it is used; every tensor lies where its file says, with the model's bytes.
-//! Memory is O(code), independent of the size of the weights.
+//! The manifest, the archives, the sources and the headers of weights are read back: every operator of the model runs
+//! in one stage, in each format, and in further ones only as often as the manifest declares; every parameter is in a
+//! stage, and those in several are declared tied; every transferred value is made before it is used; every tensor is
+//! where its file declares it, with the model's bytes. Memory is O(code), independent of the size of the weights.
 
 mod expression;
 mod page;
@@ -43,32 +43,32 @@ pub enum WrittenFault {
     /// It cannot be read back.
     #[error("it cannot be read back: {0}")]
     Unreadable(String),
-    /// A line of Python that no stage holds.
-    #[error("line {line} is none that a stage holds: `{text}`")]
+    /// A line of Python that is not in the grammar of stages.
+    #[error("line {line} is not in the grammar of stages: `{text}`")]
     Line {
         /// Which, counted from 1.
         line: usize,
         /// Its content.
         text: String,
     },
-    /// An input that nothing before it makes.
-    #[error("input `{input}` comes from `{from}`, which is not there before it")]
-    Border {
+    /// An input that no earlier stage makes.
+    #[error("input `{input}` comes from `{from}`, which is not available before it")]
+    Boundary {
         /// Its name.
         input: String,
         /// Its declared source.
         from: String,
     },
-    /// A stage takes or returns something else than the manifest says.
-    #[error("it takes or returns {found}, the manifest says {expected}")]
+    /// A stage whose arguments or results are not those of the manifest.
+    #[error("it takes or returns {found}, the manifest has {expected}")]
     Signature {
         /// By the manifest.
         expected: String,
         /// In the file.
         found: String,
     },
-    /// A tensor that the source and the manifest cut differently, or shards that cannot exchange anything.
-    #[error("the manifest says something else of its cuts: {0}")]
+    /// A tensor that the source and the manifest cut differently, or shards without exchanges.
+    #[error("its cuts differ from the manifest's: {0}")]
     Cuts(String),
     /// A tensor that is missing, foreign, or of another size.
     #[error("tensor `{0}` is missing, or not the model's")]
@@ -77,7 +77,7 @@ pub enum WrittenFault {
     #[error("{0}: these are not the model's bytes")]
     Bytes(String),
     /// A tensor in several stages that is not declared tied, or the reverse.
-    #[error("tensor `{0}` is in several stages and not declared tied, or declared tied and is not")]
+    #[error("tensor `{0}` is in several stages and not declared tied, or declared tied and in one stage")]
     Tied(String),
     /// An operator that runs in no stage, or in more than the manifest declares.
     #[error("operator {operator} runs {found} times in the stages, {expected} times in the model")]
@@ -94,40 +94,40 @@ pub enum WrittenFault {
     Order {
         /// The operator that comes too early or too late.
         operator: String,
-        /// The operator before it.
+        /// The preceding operator.
         after: String,
     },
 }
 
 use WrittenFault as Fault;
 
-/// The place of the manifest.
+/// The path of the manifest.
 const MANIFEST: &str = "stages/manifest.json";
 /// The file with the exchanges of shared layers.
 const SHARDS: &str = "stages/shards.py";
 
-/// The emitted files, as they lie in the output folder.
+/// The emitted files in the output folder.
 pub trait Written {
     /// The content of a file.
     type Bytes: AsRef<[u8]>;
 
-    /// Returns a file, mapped: what is not looked at costs nothing.
+    /// Returns a file, mapped: only accessed pages are read.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     fn bytes(&mut self, file: &str) -> io::Result<Self::Bytes>;
 
-    /// Fills a buffer from this position of a file on. Mapped pages would count as ours.
+    /// Fills a buffer from this position of a file on. Mapped pages would count as this process's memory.
     ///
     /// # Errors
-    /// When the file ends or cannot be read.
+    /// If the file ends or cannot be read.
     fn read_at(&mut self, file: &str, position: u64, buffer: &mut [u8]) -> io::Result<()>;
 }
 
-/// Reads the files of an emitted model back and checks them. `copied` tells what each took from `source`.
+/// Reads the files of an emitted model back and checks them. `copied` has the pieces that each took from `source`.
 ///
 /// # Errors
-/// With the first fault.
+/// The first fault.
 pub fn check_written(
     program: &Program,
     copied: &BTreeMap<String, Vec<Copied>>,
@@ -140,12 +140,12 @@ pub fn check_written(
     let text = written.bytes(MANIFEST).map_err(|error| unreadable(MANIFEST, error))?;
     let manifest: Manifest = serde_json::from_slice(text.as_ref())
         .map_err(|error| at(MANIFEST, Fault::Unreadable(error.to_string())))?;
-    check_borders(program, &manifest).map_err(|fault| at(MANIFEST, fault))?;
+    check_boundaries(program, &manifest).map_err(|fault| at(MANIFEST, fault))?;
     check_homes(program, &manifest).map_err(|fault| at(MANIFEST, fault))?;
     let by_path: BTreeMap<&str, &Tensor> = program.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
     let by_place: BTreeMap<String, &Tensor> =
         by_path.iter().map(|(path, tensor)| (in_tree(path), *tensor)).collect();
-    // Conditions are seen again with what they decide, which nothing declares.
+    // Conditions are repeated with the branches that they decide, without a declaration.
     let may_repeat = branches(program);
     let mut operators: BTreeMap<String, usize> = BTreeMap::new();
     let mut has_archives = false;
@@ -191,7 +191,7 @@ pub fn check_written(
     }
     if has_sources && manifest.stages.iter().any(|stage| stage.cuts.is_some()) {
         let held = written.bytes(SHARDS).map_err(|error| unreadable(SHARDS, error))?;
-        // Who wrote it stands before it.
+        // The line with the writing program precedes it.
         if !held.as_ref().ends_with(crate::python::shipped::SHARDS.as_bytes()) {
             return Err(at(SHARDS, Fault::Unreadable("it is not the file that ships".into())));
         }
@@ -206,8 +206,8 @@ pub fn check_written(
     }
 }
 
-/// Every input is one of the model's, or an output of a stage before.
-fn check_borders(program: &Program, manifest: &Manifest) -> Result<(), Fault> {
+/// Every input is one of the model's, or an output of an earlier stage.
+fn check_boundaries(program: &Program, manifest: &Manifest) -> Result<(), Fault> {
     if manifest.inputs.len() != program.inputs.len() || manifest.stages.is_empty() {
         let expected = format!("{} inputs", manifest.inputs.len());
         return Err(Fault::Signature { expected, found: format!("{} inputs", program.inputs.len()) });
@@ -221,7 +221,7 @@ fn check_borders(program: &Program, manifest: &Manifest) -> Result<(), Fault> {
                     from.split_once(':').and_then(|(k, _)| k.parse().ok()) != index.checked_sub(1)
                 });
             if is_late || !made.contains(&input.from) {
-                return Err(Fault::Border { input: input.name.clone(), from: input.from.clone() });
+                return Err(Fault::Boundary { input: input.name.clone(), from: input.from.clone() });
             }
         }
         made.extend(stage.outputs.iter().map(|output| format!("stage:{index}:{}", output.name)));
@@ -229,7 +229,7 @@ fn check_borders(program: &Program, manifest: &Manifest) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Every parameter and buffer is somewhere; what trains in several stages is declared tied.
+/// Every parameter and buffer is in a stage; those that are trained in several are declared tied.
 fn check_homes(program: &Program, manifest: &Manifest) -> Result<(), Fault> {
     let mut homes: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
     for stage in &manifest.stages {
@@ -276,13 +276,13 @@ fn check_homes(program: &Program, manifest: &Manifest) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Returns a tensor's path as a tree of modules keeps it: they are nested at dots. A name that begins with one has parts
+/// Returns a tensor's path as a tree of modules stores it, nested at dots. A path that begins with a dot has parts
 /// without a name, which a tree loses.
 fn in_tree(path: &str) -> String {
     path.trim_start_matches('.').to_string()
 }
 
-/// The archive takes what the manifest says, and holds the model's tensors, each at its place in the tree.
+/// The archive has the arguments of the manifest, and the model's tensors, each at its place in the tree.
 fn check_archive(
     by_place: &BTreeMap<String, &Tensor>,
     stage: &StageFiles,
@@ -315,15 +315,15 @@ fn check_archive(
     wanted.pop_first().map_or(Ok(()), |name| Err(Fault::Tensor(name)))
 }
 
-/// The header of the weights names the stage's tensors with their sizes, and the file is as long as it says; returns where its
-/// data begins, and the header.
+/// The header of the weights names the stage's tensors with their sizes, and the file has the declared length; returns
+/// the position of its data, and the header.
 fn check_weights(
     by_path: &BTreeMap<&str, &Tensor>,
     stage: &StageFiles,
     bytes: &[u8],
 ) -> Result<(u64, Metadata), Fault> {
     let unreadable = |error: safetensors::SafeTensorError| Fault::Unreadable(error.to_string());
-    // The crate checks that the bytes are as many as the header says.
+    // The crate checks that the length matches the header.
     let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(unreadable)?;
     // The second name of a tied tensor has no bytes of its own.
     let key = |name: &str| {
@@ -353,7 +353,7 @@ fn check_weights(
     }
 }
 
-/// The source takes what the manifest says, and names the stage's tensors.
+/// The source has the arguments of the manifest, and names the stage's tensors.
 fn check_source(stage: &StageFiles, source: &str) -> Result<(), Fault> {
     let expected: String = stage.inputs.iter().map(|input| format!(", {}", input.name)).collect();
     let expected = format!("def forward(self{expected}):");
@@ -374,7 +374,7 @@ fn check_source(stage: &StageFiles, source: &str) -> Result<(), Fault> {
     check_cuts(stage, source, &entries)
 }
 
-/// The source cuts the tensors that the manifest says; second names of a tensor are cut with the first.
+/// The source cuts the tensors that the manifest names; second names of a tensor are cut with the first.
 fn check_cuts(stage: &StageFiles, source: &str, entries: &BTreeSet<&str>) -> Result<(), Fault> {
     let table = source.split_once("\nCUTS = {\n").and_then(|(_, rest)| rest.split_once("}\n"));
     let (Some((table, _)), Some(cuts)) = (table, &stage.cuts) else {
@@ -401,25 +401,25 @@ fn check_cuts(stage: &StageFiles, source: &str, entries: &BTreeSet<&str>) -> Res
     missing.map_or(Ok(()), |name| Err(Fault::Cuts(name.clone())))
 }
 
-/// Operators of a program that its stages show; in-place ones may have become plain. Steps that only turn numbers into tensors and
-/// back come and go with the cut.
+/// Operators of a program that its stages show; in-place ones may have become out-of-place. A cut adds and removes
+/// steps that only convert numbers to tensors and back.
 fn shown(program: &Program) -> impl Iterator<Item = String> + Clone {
     let names = program.nodes.iter().map(|node| node.operator.as_str());
-    // A dictionary is made where the first that changes it stands, and that depends on how lines are broken.
+    // A dictionary is constructed at the first operator that changes it, which depends on the order of lines.
     names.filter(|name| !is_detour(name) && *name != "prim::DictConstruct").map(|name| match name {
-        // An item of a tuple, where the reader knows that it is one.
+        // An item of a tuple, if the reader knows that it is one.
         "prim::TupleIndex" => "aten::__getitem__".to_string(),
         name if name.ends_with("__") => name.to_string(),
         name => name.trim_end_matches('_').to_string(),
     })
 }
 
-/// Tells whether a part of the model is kept as text because it branches: its conditions are seen again where it stands.
+/// Tells whether a part of the model is kept as text because it branches: its conditions occur again there.
 fn branches(program: &Program) -> bool {
     program.nodes.iter().any(|node| node.operator == "prim::Opaque")
 }
 
-/// A stage's operators stand in the model in the same order: what is computed again, where it stood.
+/// A stage's operators are in the model's order, recomputed ones at their original place.
 fn check_order(program: &Program, found: &Program, may_repeat: bool) -> Result<(), Fault> {
     let mut ahead = shown(program);
     let mut after = "nothing".to_string();

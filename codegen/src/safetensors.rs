@@ -1,7 +1,7 @@
-//! `.safetensors`: a JSON header and the tensors' bytes, one behind the other.
+//! `.safetensors`: a JSON header followed by the tensors' bytes.
 //!
 //! The header is laid out by the `safetensors` crate's own types; the bytes are ranges of the archive, which that crate
-//! cannot take. Complex tensors are stored as pairs of floats, since Python's reader knows no double complex.
+//! does not support. Complex tensors are stored as pairs of floats, since Python's reader has no double complex.
 
 use safetensors::{
     Dtype,
@@ -17,7 +17,7 @@ use crate::{
 /// Returns a file that holds tensors under names.
 ///
 /// # Errors
-/// When a tensor has no data or reaches beyond its record.
+/// If a tensor has no data or reaches beyond its record.
 pub(crate) fn file(program: &Program, tensors: &[(String, TensorId)]) -> Result<Content, CutError> {
     let mut infos = Vec::with_capacity(tensors.len());
     let mut pieces = vec![Piece::Bytes(Vec::new())];

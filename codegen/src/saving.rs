@@ -1,7 +1,7 @@
-//! Blocks that keep no activations for the backward pass: computed again, or held in host memory.
+//! Blocks that save no activations for the backward pass: recomputed, or held in host memory.
 //!
-//! Such a block becomes a function of its own in the Python stage. It is refused where computing again would not give the same:
-//! when something that the block reads is changed in place later, when nothing would be saved, or when it is scripted.
+//! Such a block becomes a method of the Python stage. It is refused if recomputation would give other results: if a
+//! tensor that the block reads is changed in place later, if nothing would be saved, or if it is scripted.
 //!
 //! O(blocks × operands of the stage).
 
@@ -22,16 +22,16 @@ use crate::{
     pipeline::{Carried, Form, Stage, Step},
 };
 
-/// A block that keeps no activations.
+/// A block that saves no activations.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Segment {
     /// Path of the block.
     pub path: String,
     /// Its steps.
     pub steps: Range<usize>,
-    /// Its activations are computed again.
+    /// Its activations are recomputed.
     pub recompute: bool,
-    /// Its activations wait in host memory.
+    /// Its activations are moved to host memory.
     pub offload: bool,
     /// Its inputs.
     pub inputs: Vec<ValueId>,
@@ -41,7 +41,7 @@ pub(crate) struct Segment {
     pub buffers: Vec<TensorId>,
 }
 
-/// Returns the blocks of a stage that keep no activations, in order, and why others cannot.
+/// Returns the blocks of a stage that save no activations, in order, and why others cannot.
 pub(crate) fn segments(
     program: &Program,
     index: usize,
@@ -50,7 +50,7 @@ pub(crate) fn segments(
     about: &About,
 ) -> (Vec<Segment>, Vec<String>) {
     let mut wanted: BTreeMap<&str, (bool, bool)> = BTreeMap::new();
-    // A stage that is computed again as one is so by whoever runs it: it has no function of its own for a part.
+    // A stage that is recomputed as a whole is so by the training loop: it has no method for a part.
     let is_by_block = about.recompute_unit.get(index).is_none_or(RecomputeUnit::is_block);
     for path in about.recompute.get(index).into_iter().flatten().filter(|_| is_by_block) {
         wanted.entry(path).or_default().0 = true;
@@ -69,12 +69,12 @@ pub(crate) fn segments(
         match segment(program, stage, folded, &paths, &mut classes, path) {
             Ok(segment) => found.push(Segment { recompute, offload, ..segment }),
             Err(reason) => {
-                let what = if recompute { "computed again" } else { "kept in host memory" };
+                let what = if recompute { "recomputed" } else { "kept in host memory" };
                 refused.push(format!("`{path}` is not {what} in the backward pass: {reason}"));
             }
         }
     }
-    // A block inside another goes with it.
+    // A block inside another is part of it.
     found.sort_by_key(|segment| (segment.steps.start, std::cmp::Reverse(segment.steps.end)));
     let mut end = 0;
     found.retain(|segment| {
@@ -138,7 +138,7 @@ fn segment(
     }));
     let outputs: Vec<ValueId> = made.into_iter().filter(|value| read_later.contains(value)).collect();
     if outputs.is_empty() {
-        return Err("nothing reads what it makes");
+        return Err("nothing reads its results");
     }
     check_writes(program, stage, classes, first, &inputs)?;
     Ok(Segment {
@@ -171,7 +171,7 @@ fn check_writes(
                 is_read |= read.contains(&classes.of(leaf));
             });
             if is_read {
-                return Err("what it reads is changed in place afterwards");
+                return Err("its inputs are changed in place afterwards");
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Python's numbers, which a trace keeps as tensors without dimensions, made numbers again.
+//! Restores Python numbers, which a trace stores as tensors without dimensions.
 //!
-//! `x * 0.5` computes in the type of `x` or, for integers, in the default type; the tensor that stands for 0.5 in an archive
-//! is a float64. Only TorchScript's optimizer takes it for a number: without it, and in Python, the result would
-//! be a float64. On a GPU a tensor would also be rounded to the other operand's type first, which a number is not.
+//! `x * 0.5` computes in the type of `x` or, for integers, in the default type; the tensor for 0.5 in an archive is a
+//! float64. Only TorchScript's optimizer treats it as a number: without it, and in Python, the result would be a
+//! float64. On a GPU a tensor would also be rounded to the other operand's type first, which a number is not.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use tracer::{Constant, DType, NodeId, Operand, Program, Role, TensorId};
 
 use crate::{manifest::Facts, nodes::split};
 
-/// Returns the program with numbers where its trace has tensors that stand for them.
+/// Returns the program with numbers in place of the tensors that represent them.
 pub fn with_scalars<'p>(program: &'p Program, facts: &Facts) -> Cow<'p, Program> {
     let found: Vec<(NodeId, Constant)> =
         scalars(program, facts).map(|(node, _, number)| (node, number)).collect();
@@ -22,8 +22,8 @@ pub fn with_scalars<'p>(program: &'p Program, facts: &Facts) -> Cow<'p, Program>
     program
 }
 
-/// Tells whether a result's type depends on a tensor being taken for a number: TorchScript without its optimizer runs such
-/// an archive in other types than the model.
+/// Tells whether a result's type depends on a tensor being treated as a number: without its optimizer, TorchScript runs
+/// such an archive in other types than the model.
 pub fn needs_scalars(program: &Program, facts: &Facts) -> bool {
     scalars(program, facts).any(|(node, id, _)| {
         let (constant, first) =
@@ -37,7 +37,7 @@ pub fn needs_scalars(program: &Program, facts: &Facts) -> bool {
     })
 }
 
-/// Lists the operators whose second operand stands for a number of Python.
+/// Lists the operators whose second operand represents a Python number.
 fn scalars<'p>(
     program: &'p Program,
     facts: &'p Facts,
@@ -50,7 +50,7 @@ fn scalars<'p>(
         let [first, second, ..] = node.arguments.as_slice() else { return None };
         let Operand::Tensor(id) = second.operand else { return None };
         let constant = program.tensors.get(id.index())?;
-        // Numbers of Python have these types and no others.
+        // Python numbers have only these types.
         let is_number = matches!(constant.dtype, DType::Float64 | DType::Int64 | DType::Complex128);
         if constant.role != Role::Constant
             || !constant.shape.is_empty()
@@ -59,7 +59,7 @@ fn scalars<'p>(
         {
             return None;
         }
-        // A tensor of the model's own widens what is narrower, and has left its type in the record.
+        // A tensor of the model's own widens narrower types, which the recorded type of the result shows.
         let result = node.outputs.first().and_then(|output| facts.get(output.index())?.as_ref()?.dtype);
         let other = known(program, facts, &first.operand).map(|(dtype, _)| dtype);
         if result == Some(constant.dtype) && other.is_some_and(|other| other != constant.dtype) {
@@ -69,7 +69,7 @@ fn scalars<'p>(
     })
 }
 
-/// Returns type and rank of a tensor, where they are known.
+/// Returns type and rank of a tensor, if known.
 fn known(program: &Program, facts: &Facts, operand: &Operand) -> Option<(DType, Option<usize>)> {
     match operand {
         Operand::Value(value) => {
@@ -89,7 +89,7 @@ fn is_wider(dtype: DType, other: DType) -> bool {
     class(dtype) > class(other)
 }
 
-/// The order in which torch widens: truth values, whole numbers, floating-point numbers, complex numbers.
+/// The order of torch's type promotion: booleans, integers, floating-point numbers, complex numbers.
 fn class(dtype: DType) -> u8 {
     match dtype {
         DType::Bool => 0,
@@ -143,7 +143,7 @@ mod tests {
             true,
             false,
         );
-        // A tensor that the model keeps.
+        // A tensor that the model stores.
         check((long, half), "mul", "Double(2, strides=[1])", false, false);
         check((long, "Float() = prim::Constant[value={0.5}]()"), "mul", float, false, false);
         check((long, "Double(1, strides=[1]) = prim::Constant[value={0.5}]()"), "mul", float, false, false);

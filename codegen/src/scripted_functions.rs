@@ -1,12 +1,12 @@
-//! Free functions that a scripted statement calls: written beside it, in the language of the archive.
+//! Free functions that a scripted statement calls: written next to it, in TorchScript.
 //!
-//! Functions call others by `__torch__.package.name`, or by a local name for that. Each gets a name of the stage's own, and what
-//! they reach for beyond their parameters is refused as it is for the statement.
+//! Functions call others by `__torch__.package.name`, or by a local name for that. Each gets a name of its own in the
+//! stage, and access beyond its parameters is refused as for the statement.
 
 use indexmap::IndexMap;
 use tracer::Program;
 
-/// Longest text of all functions together.
+/// The longest total text of all functions.
 const MAX_TEXT: usize = 100_000;
 /// The prefix of names of functions and classes.
 const GLOBAL: &str = "__torch__.";
@@ -19,9 +19,9 @@ pub(crate) struct Called<'p> {
     program: &'p Program,
     /// Name space of the file that they are written to.
     space: &'p str,
-    /// Places of those that are called, by their names in the archive.
+    /// Positions of called functions, by their names in the archive.
     places: IndexMap<String, usize>,
-    /// Their definitions, in order of the places.
+    /// Their definitions, in order of position.
     definitions: Vec<String>,
 }
 
@@ -35,22 +35,24 @@ impl<'p> Called<'p> {
         self.definitions.concat()
     }
 
-    /// Returns a text that calls the stage's own functions; `local` says which names stand for which functions.
+    /// Returns a text that calls the stage's own functions; `local` maps local names to functions.
     ///
     /// # Errors
-    /// When one of them is not in the archive, or cannot stand by itself.
+    /// If one of them is not in the archive, or depends on its surroundings.
     pub fn follow(&mut self, text: &str, local: &[(&str, &str)]) -> Result<String, &'static str> {
         let followed = self.renamed(text, local);
         let mut open = self.definitions.len();
         let mut length = 0;
         while let Some((name, _)) = self.places.get_index(open) {
-            let definition = definition(self.program, name).ok_or("it calls what is not in the archive")?;
+            let definition =
+                definition(self.program, name).ok_or("it calls a function that is not in the archive")?;
             refuse(definition)?;
             length += definition.len();
             if length > MAX_TEXT {
                 return Err("it is too long");
             }
-            let (_, rest) = definition.split_once('(').ok_or("it calls what is not in the archive")?;
+            let (_, rest) =
+                definition.split_once('(').ok_or("it calls a function that is not in the archive")?;
             let body = self.renamed(rest, &[]);
             self.definitions.push(format!("def {}({body}", own_name(open)));
             open += 1;
@@ -58,7 +60,7 @@ impl<'p> Called<'p> {
         Ok(followed)
     }
 
-    /// Gives every function in a text the stage's name for it; strings stay as they are.
+    /// Replaces every function name in a text by the stage's name for it; strings are unchanged.
     fn renamed(&mut self, text: &str, local: &[(&str, &str)]) -> String {
         let mut result = String::with_capacity(text.len());
         for part in parts(text) {
@@ -89,13 +91,13 @@ fn own_name(place: usize) -> String {
 
 /// A piece of a text.
 pub(crate) enum Part<'t> {
-    /// A name, with the attributes behind it.
+    /// A name, with the attributes after it.
     Path(&'t str),
     /// A string, a comment, anything else.
     Other(&'t str),
 }
 
-/// Takes a text apart.
+/// Splits a text into parts.
 pub(crate) fn parts(text: &str) -> Vec<Part<'_>> {
     let bytes = text.as_bytes();
     let is_path = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.');
@@ -128,7 +130,7 @@ pub(crate) fn parts(text: &str) -> Vec<Part<'_>> {
                 false
             }
         };
-        // Only a string could end inside a letter of several bytes, where a text ends in a backslash.
+        // Only a string could end inside a multi-byte character, in a text that ends in a backslash.
         let part = text.get(start..at).unwrap_or_default();
         parts.push(if is_part { Part::Path(part) } else { Part::Other(part) });
     }
@@ -154,7 +156,7 @@ fn definition<'p>(program: &'p Program, global: &str) -> Option<&'p str> {
     source.text.get(start?..)
 }
 
-/// Refuses a function that does more than compute what it returns.
+/// Refuses a function that does more than compute its result.
 fn refuse(definition: &str) -> Result<(), &'static str> {
     let parts = parts(definition);
     let (mut parameters, mut is_head, mut changed) = (Vec::new(), true, false);
@@ -165,7 +167,7 @@ fn refuse(definition: &str) -> Result<(), &'static str> {
         };
         match part {
             Part::Path(path) if REACHING.contains(&path.split('.').next().unwrap_or(path)) => {
-                return Err("it calls a function that reaches for a module or a constant");
+                return Err("it calls a function that accesses a module or a constant");
             }
             Part::Path("def") if index > 0 => return Err("it calls a function that defines another"),
             Part::Path(path) => {
@@ -173,7 +175,7 @@ fn refuse(definition: &str) -> Result<(), &'static str> {
                 if is_head && next.starts_with(':') {
                     parameters.push(*path);
                 }
-                // Whoever calls it does not know that its operands change.
+                // The caller does not know that its operands change.
                 if next.starts_with('(') && (path.starts_with("torch.") || path.starts_with("ops.")) {
                     changed = operators::changes_container(last);
                     if operators::is_in_place(last) {
@@ -189,7 +191,7 @@ fn refuse(definition: &str) -> Result<(), &'static str> {
                     return Err("it calls a function that writes in place");
                 }
             }
-            // The types of parameters hold no line that ends in a colon.
+            // The types of parameters contain no line that ends in a colon.
             Part::Other(other) => is_head = is_head && !other.contains(":\n"),
         }
     }
@@ -224,7 +226,7 @@ mod tests {
             "def scripted_0(x: Tensor,\n    n: int=2) -> Tensor:\n  _0 = __torch__.here.scripted_1\n  \
              return _0(x, \"_0 __torch__.a.b.second\", )\ndef scripted_1(x: Tensor,\n    s: str) -> Tensor:\n  return torch.mul(x, 2)\n",
         );
-        // What is known is not written twice.
+        // A known function is not written twice.
         assert!(called.follow("__torch__.a.b.second", &[]).is_ok());
         assert_eq!(called.definitions.len(), 2);
     }

@@ -1,8 +1,8 @@
 //! Sizes that are read from an input of the model instead of being sent.
 //!
-//! A stage that recomputes masks or positions may need a size of a value that it does not receive, of the embedded words, say. Where the
-//! value has that size from an input of the model, or from integers computed from one, the input is asked instead: every stage can
-//! receive it, and no number is sent.
+//! A stage that recomputes masks or positions may need a size of a value that it does not receive, of the embedded
+//! words, for example. If the value has that size from an input of the model, or from integers computed from one, the
+//! size is read from the input instead: every stage can receive it, and no number is sent.
 //!
 //! O([`MAX_STEPS`]) for each size that would be sent, and a second cut.
 
@@ -20,13 +20,13 @@ use crate::{
     slice::cut,
 };
 
-/// Operators followed for one size.
+/// The most operators that are followed for one size.
 const MAX_STEPS: u32 = 1000;
 
-/// Cuts a program; returns it with the sizes that are asked of the model's inputs, and its stages.
+/// Cuts a program; returns it with the sizes that are read from the model's inputs, and its stages.
 ///
 /// # Errors
-/// With every reason why the stages would not do what the program does.
+/// Every reason why the stages would not compute the program's results.
 pub fn cut_near<'p>(
     program: &'p Program,
     assignment: &Assignment,
@@ -38,7 +38,7 @@ pub fn cut_near<'p>(
     let Some(nearer) = with_sizes_of_inputs(program, &pipeline, facts) else {
         return Ok((Cow::Borrowed(program), pipeline));
     };
-    // Another input given to a stage must not cost more than the numbers did.
+    // Another input of a stage must not cost more than the numbers did.
     let ports = |pipeline: &Pipeline| pipeline.stages.iter().map(|stage| stage.inputs.len()).sum::<usize>();
     match cut(&nearer, assignment, names, options) {
         Ok(other) if ports(&other) < ports(&pipeline) => Ok((Cow::Owned(nearer), other)),
@@ -46,7 +46,7 @@ pub fn cut_near<'p>(
     }
 }
 
-/// Asks the model's inputs for the sizes that would travel; `None` when none would.
+/// Reads the sizes that would be sent from the model's inputs; `None` if none would be sent.
 fn with_sizes_of_inputs(program: &Program, pipeline: &Pipeline, facts: &Facts) -> Option<Program> {
     let mut found: Vec<(NodeId, ValueId, usize)> = Vec::new();
     for port in pipeline.stages.iter().flat_map(|stage| &stage.inputs) {
@@ -72,7 +72,7 @@ fn with_sizes_of_inputs(program: &Program, pipeline: &Pipeline, facts: &Facts) -
     Some(program)
 }
 
-/// Follows a number back to the size that it is: the node, the sized value, and the dimension.
+/// Follows a number back to its size: the node, the sized value, and the dimension.
 fn size_of(program: &Program, facts: &Facts, mut value: ValueId) -> Option<(NodeId, ValueId, usize)> {
     for _ in 0..8 {
         let id = program.values[value.index()].producer?;
@@ -97,9 +97,10 @@ fn size_of(program: &Program, facts: &Facts, mut value: ValueId) -> Option<(Node
     None
 }
 
-/// Finds the input of the model that a value has a size from, or what is cheaply made of one, and its dimension.
+/// Finds the input of the model, or a cheap value made of one, from which a value has a size, and its dimension.
 ///
-/// Where operands broadcast, the size of one is not the result's; where operands lead to two inputs, these may differ in another run.
+/// If operands broadcast, the size of one is not the result's; if operands lead to two inputs, these may differ in
+/// another run.
 fn input_with(
     program: &Program,
     facts: &Facts,
@@ -112,7 +113,7 @@ fn input_with(
         return program.inputs.contains(&value).then_some((value, dim));
     };
     let node = &program.nodes[producer.index()];
-    // Integers, such as reshaped token ids, are recomputed for less than a transfer costs.
+    // Integers, such as reshaped token ids, are cheaper to recompute than to transfer.
     if is_cheap(node) && is_whole(facts, value) {
         return Some((value, dim));
     }

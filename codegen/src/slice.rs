@@ -1,11 +1,11 @@
-//! Cutting: turns an assignment of nodes to stages into one program for each stage, with transfers between them.
+//! Cutting: turns an assignment of nodes to stages into one program per stage, with transfers between them.
 //!
-//! Stages are processed from the last to the first. A value that a stage needs from outside is, in this order: an input of the
-//! model (passed to the stage directly), a value that must be sent (it carries a gradient or is expensive), or a
-//! cheap value without gradient that the stage recomputes (masks, positions, sizes).
-//! Numbers cannot be sent as such: a size travels as a tensor without dimensions when the stage does not have the tensor itself.
+//! Stages are processed from the last to the first. A value that a stage needs from outside is, in this order: an input
+//! of the model (passed to the stage directly), a value that must be sent (it carries a gradient or is expensive), or a
+//! cheap value without gradient that the stage recomputes (masks, positions, sizes). Numbers cannot be sent as such: a
+//! size is sent as a tensor without dimensions if the stage does not have the tensor itself.
 //!
-//! O(stages × (nodes + values crossing)) for the walk; repeats are bounded by [`MAX_REPEATED`] nodes a value.
+//! O(stages × (nodes + crossing values)) for the walk; recomputation is bounded by [`MAX_REPEATED`] nodes per value.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -29,7 +29,7 @@ const MAX_REPEATED: usize = 400;
 /// Cuts a program.
 ///
 /// # Errors
-/// With every reason why the stages would not compute what the program does.
+/// Every reason why the stages would not compute the program's results.
 pub fn cut(
     program: &Program,
     assignment: &Assignment,
@@ -54,11 +54,11 @@ pub fn cut(
     if !errors.is_empty() {
         return Err(errors);
     }
-    let borders = slicer.borders(&needs, options.skips, &mut errors);
+    let boundaries = slicer.boundaries(&needs, options.skips, &mut errors);
     if !errors.is_empty() {
         return Err(errors);
     }
-    let stages = slicer.stages(assignment, &borders, options.skips);
+    let stages = slicer.stages(assignment, &boundaries, options.skips);
     let mut pipeline =
         Pipeline { stages, tied: Vec::new(), skips: options.skips, output: program.output.clone() };
     slicer.place_tensors(&mut pipeline);
@@ -75,7 +75,7 @@ pub fn cut(
     Ok(pipeline)
 }
 
-/// Moves nodes that take a list apart to where the list is made: lists do not travel, their items do.
+/// Moves nodes that unpack a list to the stage that makes the list: lists are not sent, their items are.
 fn settle(program: &Program, stage_of: &[u32], kinds: &[Kind]) -> Vec<u32> {
     let mut stage_of = stage_of.to_vec();
     for (index, node) in program.nodes.iter().enumerate() {
@@ -93,14 +93,14 @@ fn settle(program: &Program, stage_of: &[u32], kinds: &[Kind]) -> Vec<u32> {
     stage_of
 }
 
-/// Tells which values carry a gradient when parameters train.
+/// Returns which values carry a gradient when parameters train.
 fn gradients(program: &Program) -> Vec<bool> {
     let mut carries = vec![false; program.values.len()];
     for node in &program.nodes {
         if cuts_gradient(node) {
             continue;
         }
-        // A whole number has no gradient, whatever it was made from.
+        // An integer has no gradient, whatever it was made from.
         let (_, name) = split(&node.operator);
         let to_integer = rule_of(name).is_cast_by_argument()
             && node.arguments.iter().skip(1).any(|argument| {
@@ -138,9 +138,9 @@ struct Slicer<'p> {
     n_stages: usize,
 }
 
-/// The border of one stage: what it receives, and what it recomputes.
+/// The boundary of one stage: the values that it receives, and those that it recomputes.
 #[derive(Clone, Debug, Default)]
-struct Border {
+struct Boundary {
     /// Values that come from other stages, with the stage that sends them.
     sent: BTreeMap<ValueId, u32>,
     /// Inputs of the model.
@@ -155,7 +155,7 @@ impl Slicer<'_> {
         self.program.values[value.index()].producer.map(|node| self.stage_of[node.index()])
     }
 
-    /// Returns the stage that a stage must get a value from; `None` for the caller of the model.
+    /// Returns the stage from which a stage must get a value; `None` for the caller of the model.
     fn holder(&self, stage: u32, value: ValueId) -> Option<u32> {
         self.in_place.holders.get(&(stage, value)).copied().or_else(|| self.made_in(value))
     }
@@ -196,47 +196,47 @@ impl Slicer<'_> {
         self.program.modules[call.module.index()].path.clone()
     }
 
-    /// Decides what is sent and what is recomputed, from the last stage to the first.
-    fn borders(
+    /// Decides which values are sent and which are recomputed, from the last stage to the first.
+    fn boundaries(
         &self,
         needs: &[BTreeMap<ValueId, NodeId>],
         skips: Skips,
         errors: &mut Vec<CutError>,
-    ) -> Vec<Border> {
-        let mut borders = vec![Border::default(); self.n_stages];
+    ) -> Vec<Boundary> {
+        let mut boundaries = vec![Boundary::default(); self.n_stages];
         for stage in (0..self.n_stages as u32).rev() {
             let mut wanted: BTreeMap<ValueId, Option<NodeId>> = BTreeMap::new();
             if skips == Skips::Relay {
-                if let Some(next) = borders.get(stage as usize + 1) {
+                if let Some(next) = boundaries.get(stage as usize + 1) {
                     let passed = next.sent.keys().filter(|value| {
                         self.made_in(**value) != Some(stage) && self.holder(stage + 1, **value) != Some(stage)
                     });
                     wanted.extend(passed.map(|value| (*value, None)));
-                    // A value that this stage changes in place for later ones comes in, too.
+                    // A value that this stage changes in place for later ones is also received.
                     let changed = next.sent.keys().filter(|value| {
                         self.made_in(**value) != Some(stage) && self.holder(stage + 1, **value) == Some(stage)
                     });
                     wanted.extend(changed.map(|value| (*value, None)));
                 }
             } else {
-                let later = borders.iter().flat_map(|border| &border.sent);
+                let later = boundaries.iter().flat_map(|boundary| &boundary.sent);
                 let sent_by_us =
                     later.filter(|(value, from)| **from == stage && self.made_in(**value) != Some(stage));
                 wanted.extend(sent_by_us.map(|(value, _)| (*value, None)).collect::<Vec<_>>());
             }
             wanted.extend(needs[stage as usize].iter().map(|(value, node)| (*value, Some(*node))));
-            let mut border = Border::default();
+            let mut boundary = Boundary::default();
             let mut maybe = Vec::new();
             for (&value, &reader) in &wanted {
                 match self.holder(stage, value) {
                     None => {
-                        border.inputs.insert(value);
+                        boundary.inputs.insert(value);
                     }
                     Some(holder) => {
                         let sendable = self.kinds[value.index()].can_be_sent();
                         let rederived = self.in_place.rederived.contains(&(stage, value));
                         if (reader.is_none() || !self.may_repeat(value)) && sendable && !rederived {
-                            border.sent.insert(value, holder);
+                            boundary.sent.insert(value, holder);
                         } else {
                             maybe.push((value, reader, holder));
                         }
@@ -246,11 +246,11 @@ impl Slicer<'_> {
             // The bases of views come first.
             for (value, reader, holder) in maybe {
                 let sendable = self.kinds[value.index()].can_be_sent();
-                if self.repeat(value, stage, !sendable, &mut border) {
+                if self.repeat(value, stage, !sendable, &mut boundary) {
                     continue;
                 }
                 if sendable {
-                    border.sent.insert(value, holder);
+                    boundary.sent.insert(value, holder);
                 } else {
                     errors.push(CutError::NotSendable {
                         value: self.names.get(value).to_string(),
@@ -265,13 +265,13 @@ impl Slicer<'_> {
                 }
             }
             if skips == Skips::Relay {
-                for from in border.sent.values_mut() {
+                for from in boundary.sent.values_mut() {
                     *from = stage.saturating_sub(1);
                 }
             }
-            borders[stage as usize] = border;
+            boundaries[stage as usize] = boundary;
         }
-        borders
+        boundaries
     }
 
     /// Tells whether a value may be recomputed: it carries no gradient, or cannot be sent at all.
@@ -281,16 +281,17 @@ impl Slicer<'_> {
         !self.in_place.mutated[value.index()] && !self.gradient[value.index()] && is_cheap(node)
     }
 
-    /// Adds to a border what recomputing a value needs; returns false and changes nothing when that exceeds the budget.
+    /// Adds the requirements of recomputing a value to a boundary; returns false and changes nothing if that exceeds
+    /// the budget.
     ///
-    /// `must` holds for values that cannot be sent: what they are made of is sent rather than refused.
-    fn repeat(&self, value: ValueId, stage: u32, must: bool, border: &mut Border) -> bool {
-        let mut trial = border.clone();
+    /// `must` is set for values that cannot be sent: their operands are sent rather than refused.
+    fn repeat(&self, value: ValueId, stage: u32, must: bool, boundary: &mut Boundary) -> bool {
+        let mut trial = boundary.clone();
         let mut budget = MAX_REPEATED;
         let mut failed = BTreeSet::new();
         let is_done = self.repeat_one(value, stage, must, &mut trial, &mut budget, &mut failed);
         if is_done {
-            *border = trial;
+            *boundary = trial;
         }
         is_done
     }
@@ -301,7 +302,7 @@ impl Slicer<'_> {
         value: ValueId,
         stage: u32,
         must: bool,
-        border: &mut Border,
+        boundary: &mut Boundary,
         budget: &mut usize,
         failed: &mut BTreeSet<ValueId>,
     ) -> bool {
@@ -309,12 +310,12 @@ impl Slicer<'_> {
             if self.holder(stage, value).is_some() {
                 return false;
             }
-            border.inputs.insert(value);
+            boundary.inputs.insert(value);
             return true;
         };
         if self.stage_of[producer.index()] == stage
-            || border.sent.contains_key(&value)
-            || border.repeated.contains(&producer)
+            || boundary.sent.contains_key(&value)
+            || boundary.repeated.contains(&producer)
         {
             return true;
         }
@@ -332,32 +333,32 @@ impl Slicer<'_> {
         let may = plumbing || (self.may_repeat(value) && !holds_parameter);
         if may && *budget > 0 && !failed.contains(&value) {
             *budget -= 1;
-            let before = border.clone();
-            border.repeated.insert(producer);
+            let before = boundary.clone();
+            boundary.repeated.insert(producer);
             let is_done =
                 node.arguments.iter().flat_map(|argument| values_of(&argument.operand)).all(|read| {
                     let must = plumbing || !self.kinds[read.index()].can_be_sent();
-                    self.repeat_one(read, stage, must, border, budget, failed)
+                    self.repeat_one(read, stage, must, boundary, budget, failed)
                 });
             if is_done {
                 return true;
             }
-            *border = before;
+            *boundary = before;
             failed.insert(value);
         }
-        // What cannot be recomputed may be sent when it is tiny, or when there is no other way.
+        // A value that cannot be recomputed may be sent if it is tiny, or if there is no other way.
         let kind = &self.kinds[value.index()];
         match self.holder(stage, value) {
             Some(holder) if (kind.is_boxed() || must) && kind.can_be_sent() && holder < stage => {
-                border.sent.insert(value, holder);
+                boundary.sent.insert(value, holder);
                 true
             }
             _ => false,
         }
     }
 
-    /// Writes the stages down.
-    fn stages(&self, assignment: &Assignment, borders: &[Border], skips: Skips) -> Vec<Stage> {
+    /// Builds the stages.
+    fn stages(&self, assignment: &Assignment, boundaries: &[Boundary], skips: Skips) -> Vec<Stage> {
         let last = self.n_stages - 1;
         let mut outputs: Vec<Vec<Port>> = Vec::new();
         for stage in 0..self.n_stages {
@@ -384,10 +385,10 @@ impl Slicer<'_> {
                 });
             } else {
                 let sent: BTreeSet<ValueId> = match skips {
-                    Skips::Relay => borders[stage + 1].sent.keys().copied().collect(),
-                    Skips::Portal => borders
+                    Skips::Relay => boundaries[stage + 1].sent.keys().copied().collect(),
+                    Skips::Portal => boundaries
                         .iter()
-                        .flat_map(|border| &border.sent)
+                        .flat_map(|boundary| &boundary.sent)
                         .filter(|(_, from)| **from as usize == stage)
                         .map(|(value, _)| *value)
                         .collect(),
@@ -397,9 +398,9 @@ impl Slicer<'_> {
             outputs.push(ports);
         }
         let mut stages = Vec::with_capacity(self.n_stages);
-        for (index, border) in borders.iter().enumerate() {
+        for (index, boundary) in boundaries.iter().enumerate() {
             let mut inputs = Vec::new();
-            for (&value, &from) in &border.sent {
+            for (&value, &from) in &boundary.sent {
                 let port = outputs[from as usize]
                     .iter()
                     .position(|port| port.carried == Carried::Value(value))
@@ -408,7 +409,7 @@ impl Slicer<'_> {
             }
             // In the order of the model's signature.
             for (position, input) in self.program.inputs.iter().enumerate() {
-                if border.inputs.contains(input) {
+                if boundary.inputs.contains(input) {
                     inputs.push(Port { kind: Kind::Tensor, ..self.port(*input, Source::Model(position)) });
                 }
             }
@@ -425,7 +426,7 @@ impl Slicer<'_> {
             );
             for (position, &stage) in self.stage_of.iter().enumerate() {
                 let node = NodeId(position as u32);
-                let is_repeated = border.repeated.contains(&node);
+                let is_repeated = boundary.repeated.contains(&node);
                 if stage as usize == index || is_repeated {
                     let form = if self.in_place.out_of_place.contains(&node) {
                         Form::OutOfPlace
@@ -457,7 +458,7 @@ impl Slicer<'_> {
         Port { name, carried: Carried::Value(value), kind, source }
     }
 
-    /// Gives each stage its tensors: those that it uses, and unused ones that the state dict holds.
+    /// Gives each stage its tensors: those that it uses, and unused ones of the state dict.
     fn place_tensors(&self, pipeline: &mut Pipeline) {
         let program = self.program;
         let mut users: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); program.tensors.len()];
@@ -478,7 +479,7 @@ impl Slicer<'_> {
                 take(&program.output);
             }
         }
-        // Tensors in the same place of the same storage are one tensor under several names.
+        // Tensors at the same place of the same storage are one tensor with several names.
         let mut same: HashMap<_, Vec<TensorId>> = HashMap::new();
         for (index, tensor) in program.tensors.iter().enumerate() {
             if let Some(place) = tensor.place() {
@@ -498,7 +499,7 @@ impl Slicer<'_> {
                     stages.extend(&users[other.index()]);
                 }
             }
-            // The second name of a tensor that is in use lives with the first.
+            // The second name of a used tensor is in the stage of the first.
             let stage = if stages.contains(&home) { home } else { stages.first().copied().unwrap_or(home) };
             users[index].insert(stage);
         }
@@ -535,7 +536,7 @@ impl Slicer<'_> {
         }
     }
 
-    /// Tells for each module path the first stage that runs it or uses a tensor below it.
+    /// Returns for each module path the first stage that runs it or uses a tensor below it.
     fn homes(&self, users: &[BTreeSet<u32>]) -> HashMap<String, u32> {
         let mut homes: HashMap<String, u32> = HashMap::new();
         let mut note = |path: &str, stage: u32| match homes.get_mut(path) {

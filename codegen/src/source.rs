@@ -1,7 +1,7 @@
 //! Compares copied weights with their archive: checksums of its records, and values that are NaN or infinite.
 //!
-//! A zip's directory holds the CRC-32 of each record. Most are copied whole, and their checksums were taken on their way; a record
-//! of which stages hold only parts is read once more.
+//! A zip's directory has the CRC-32 of each record. Most records are copied whole, and their checksums were taken while
+//! copying; a record of which stages hold only parts is read once more.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,10 +15,10 @@ use crate::{
     finite::is_all_finite,
 };
 
-/// A record whose bytes are not those that were written.
+/// A record whose bytes do not match its checksum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damaged {
-    /// A tensor that lies in it.
+    /// A tensor in it.
     pub tensor: String,
     /// Its name in the archive.
     pub record: String,
@@ -26,10 +26,10 @@ pub struct Damaged {
     pub position: u64,
 }
 
-/// Compares what was copied with the checksums of the records that it lies in; a checkpoint without checksums cannot tell.
+/// Compares copied pieces with the checksums of their records; a checkpoint without checksums cannot be checked.
 ///
 /// # Errors
-/// When the source cannot be read.
+/// If the source cannot be read.
 pub fn damaged<'c>(
     program: &Program,
     copied: impl IntoIterator<Item = &'c Copied>,
@@ -79,10 +79,10 @@ pub fn damaged<'c>(
     Ok(wrong.into_iter().map(named).collect())
 }
 
-/// Lists the parameters that hold NaN or infinity. Buffers may: masks are made of it.
+/// Lists the parameters that hold NaN or infinity. Buffers may: masks consist of it.
 ///
 /// # Errors
-/// When the source cannot be read, which happens only where something was found on the way.
+/// If the source cannot be read, which is needed only if copying found such values.
 pub fn not_finite<'c>(
     program: &Program,
     copied: impl IntoIterator<Item = &'c Copied>,
@@ -97,7 +97,7 @@ pub fn not_finite<'c>(
         if !extents.iter().any(|(start, length)| (*start..start.saturating_add(*length)).contains(&first)) {
             continue;
         }
-        // What was found may be another tensor's of the same record.
+        // They may belong to another tensor of the same record.
         let Ok(piece) = dense(program, tracer::TensorId(index as u32)) else { continue };
         let mut is_finite = true;
         piece.write(source, &mut Vec::new(), &mut |bytes| {

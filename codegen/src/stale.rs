@@ -1,8 +1,9 @@
 //! Checks that each read of a stage sees the same last write as in the whole model.
 //!
-//! The whole model and the stages are interpreted on abstract memory: a value refers to a cell, and a cell holds the operator that
-//! wrote to it last. A view shares the cell of its base; what a stage receives or clones gets a cell of its own. Where it depends on
-//! layout and type whether an operator makes a view or a copy, it counts as both. This check is independent of [`crate::alias`]. Near-linear in the operands of all stages.
+//! The whole model and the stages are interpreted on abstract memory: a value refers to a cell, and a cell holds the
+//! operator that wrote to it last. A view shares the cell of its base; a value that a stage receives or clones gets a
+//! cell of its own. If layout and type decide whether an operator makes a view or a copy, it counts as both. This check
+//! is independent of [`crate::alias`]. Near-linear in the operands of all stages.
 
 use std::collections::HashMap;
 
@@ -14,15 +15,15 @@ use crate::{
     views::{is_view, is_wide_view, may_copy},
 };
 
-/// A read that misses a write, or sees a write that the whole model does not have there.
+/// A read that misses a write, or sees one that the whole model does not have there.
 pub(crate) struct Stale {
-    /// Where.
+    /// The stage.
     pub stage: usize,
-    /// What is read.
+    /// The value read.
     pub value: ValueId,
 }
 
-/// The operator that wrote last, where one did.
+/// The operator that wrote last, if any.
 type Written = Option<NodeId>;
 
 /// Abstract memory: cells, and the cell of each value.
@@ -93,12 +94,13 @@ impl Memory {
     }
 }
 
-/// Tells whether a node reads elements, and is not only a view.
+/// Tells whether a node reads elements instead of only making a view.
 fn reads(node: &Node) -> bool {
     !is_view(node) || may_copy(node) || !mutated_arguments(node).is_empty()
 }
 
-/// The last writes that reads see, by reader; what the model returns is read at the end. Nothing where none wrote.
+/// The last writes that reads see, by reader; the model's outputs are read at the end. Reads without a write are
+/// absent.
 type Seen = HashMap<(NodeId, ValueId), NodeId>;
 
 /// Runs the whole model.
@@ -121,7 +123,7 @@ fn whole(program: &Program) -> Seen {
     seen
 }
 
-/// Finds the first read of a stage that does not see the write that it sees in the whole.
+/// Finds the first read of a stage that sees another write than in the whole model.
 pub(crate) fn stale(program: &Program, pipeline: &Pipeline) -> Option<Stale> {
     if program.nodes.iter().all(|node| mutated_arguments(node).is_empty()) {
         return None;

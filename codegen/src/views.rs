@@ -1,6 +1,6 @@
 //! Which operators return views.
 //!
-//! For unknown operators of other name spaces the worst is assumed: their results may alias all operands.
+//! Results of unknown operators of other name spaces are assumed to alias all operands.
 
 use operators::{Mark, Memory, OperatorClass, ShapeRule, find, has};
 use tracer::{Node, Operand};
@@ -12,11 +12,11 @@ pub fn may_share(name: &str) -> bool {
     find(name).is_some_and(|row| row.memory != Memory::Fresh)
 }
 
-/// Tells whether the results may share memory with what is read.
+/// Tells whether the results may share memory with the operands.
 pub fn is_view(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     match space {
-        // Two tensors or more are multiplied.
+        // Two or more tensors are multiplied.
         "aten" if rule_of(name) == ShapeRule::Einsum => {
             !matches!(node.arguments.get(1).map(|a| &a.operand), Some(Operand::List(items)) if items.len() > 1)
         }
@@ -34,7 +34,7 @@ pub fn is_view(node: &Node) -> bool {
     }
 }
 
-/// Tells whether all that is read may be aliased, not the first argument alone.
+/// Tells whether all operands may be aliased, not only the first.
 pub fn is_wide_view(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     match space {
@@ -44,7 +44,7 @@ pub fn is_wide_view(node: &Node) -> bool {
     }
 }
 
-/// Tells whether it depends on layout and type if an operator returns a view of its first argument or a copy.
+/// Tells whether layout and type decide if an operator returns a view of its first argument or a copy.
 pub fn may_copy(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     space == "aten" && find(name).is_some_and(|row| row.memory == Memory::MayView)

@@ -1,7 +1,7 @@
-//! A model's weights from another file than its trace: a checkpoint, whole or in parts.
+//! A model's weights from a separate file: a checkpoint, whole or in parts.
 //!
-//! Tensors meet by name. What the trace and the checkpoint call alike but for a prefix (`module.`, `transformer.`) meets too,
-//! where a single prefix explains it. Nothing is copied: each tensor of the program learns where its bytes lie.
+//! Tensors match by name. Names that differ by a prefix (`module.`, `transformer.`) also match, if a single prefix
+//! explains them. Nothing is copied: each tensor of the program gets the position of its bytes.
 //!
 //! O(tensors × first parts of names).
 
@@ -11,22 +11,22 @@ use indexmap::IndexMap;
 use thiserror::Error;
 use tracer::{DType, Program, Role, Storage, Tensor, TensorId};
 
-/// First parts of names that are tried as prefixes.
+/// The most first parts of names that are tried as prefixes.
 const MOST_PREFIXES: usize = 64;
 
-/// Why a checkpoint is not this model's.
+/// Why a checkpoint does not fit the model.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum WeightError {
-    /// A parameter that it does not hold.
+    /// A parameter that is missing.
     #[error("`{tensor}` is not in the checkpoint")]
     Missing {
         /// Path in the model.
         tensor: String,
-        /// The most similar name there.
+        /// The most similar name in the checkpoint.
         similar: Option<String>,
     },
-    /// A parameter of other sizes.
+    /// A parameter with other sizes.
     #[error("`{tensor}` is {} in the model and {} in the checkpoint", sizes(expected), sizes(found))]
     Shape {
         /// Path in the model.
@@ -36,7 +36,7 @@ pub enum WeightError {
         /// In the checkpoint.
         found: Vec<u64>,
     },
-    /// A parameter of another type.
+    /// A parameter with another type.
     #[error("`{tensor}` is {} in the model and {} in the checkpoint", expected.name(), found.name())]
     Type {
         /// Path in the model.
@@ -48,35 +48,36 @@ pub enum WeightError {
     },
 }
 
-/// How names of a checkpoint differ from the model's.
+/// The difference between the names of a checkpoint and the model's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prefix {
-    /// All of its names begin so, the model's do not: `module.`.
+    /// All of its names begin with this, the model's do not: `module.`.
     InCheckpoint(String),
-    /// Names of the model begin so, the checkpoint's do not: `transformer.`.
+    /// Names of the model begin with this, the checkpoint's do not: `transformer.`.
     InModel(String),
 }
 
-/// A program whose weights lie in a checkpoint.
+/// A program with the weights of a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Adopted {
     /// The program.
     pub program: Program,
-    /// How names differ.
+    /// The difference between names.
     pub prefix: Option<Prefix>,
-    /// Buffers that the checkpoint holds in other sizes or another type, and that stay as traced.
+    /// Buffers that the checkpoint has with other sizes or types, and that keep their traced values.
     pub kept: Vec<String>,
-    /// Tensors of the checkpoint that the model does not have.
+    /// The number of tensors of the checkpoint that the model does not have.
     pub unused: usize,
 }
 
-/// Gives the tensors of a program the places that a checkpoint has for them, whose positions are those of the source that
-/// stages will be written from.
+/// Gives a program's tensors the positions of a checkpoint's, which are those in the source that stages will be written
+/// from.
 ///
-/// Every parameter must be there. Missing buffers keep their traced values: many are computed by the code and never saved.
+/// Every parameter must be present. Missing buffers keep their traced values: many are computed by the code and never
+/// saved.
 ///
 /// # Errors
-/// All parameters that the checkpoint lacks, or holds in other sizes or another type.
+/// All parameters that the checkpoint lacks, or has with other sizes or types.
 pub fn adopt(program: &Program, checkpoint: &[Tensor]) -> Result<Adopted, Vec<WeightError>> {
     let names: HashMap<&str, &Tensor> = checkpoint.iter().map(|held| (held.path.as_str(), held)).collect();
     let prefix = prefix(program, &names);
@@ -85,7 +86,7 @@ pub fn adopt(program: &Program, checkpoint: &[Tensor]) -> Result<Adopted, Vec<We
     let mut used = BTreeSet::new();
     let mut adopted = program.clone();
     for group in tied(program) {
-        // Of the names of one tensor, a checkpoint may hold any; loading several, torch lets the last one win.
+        // A checkpoint may use any name of a tensor; if it has several, the last one wins, as in torch.
         let held = group.iter().rev().find_map(|id| {
             let name = renamed(&program.tensors[id.index()].path, prefix.as_ref());
             names.get(name.as_ref()).copied()
@@ -113,23 +114,23 @@ pub fn adopt(program: &Program, checkpoint: &[Tensor]) -> Result<Adopted, Vec<We
     Ok(Adopted { program: adopted, prefix, kept, unused })
 }
 
-/// Lists the parameters and buffers that a checkpoint may fill; the names of one tensor together.
+/// Lists the parameters and buffers that a checkpoint may fill, grouped by tensor.
 fn tied(program: &Program) -> Vec<Vec<TensorId>> {
     let mut groups: IndexMap<_, Vec<TensorId>> = IndexMap::new();
     for (index, tensor) in program.tensors.iter().enumerate() {
         let id = TensorId(index as u32);
-        // Sizes were computed from the numbers of `literals`, which must stay what they were.
+        // Sizes were computed from the values of `literals`, which must not change.
         if tensor.role == Role::Constant || program.literals.contains_key(&id) {
             continue;
         }
-        // A tensor without a place is tied to none.
+        // A tensor without a position is tied to none.
         let key = tensor.place().ok_or(id);
         groups.entry((key, tensor.dtype)).or_default().push(id);
     }
     groups.into_values().collect()
 }
 
-/// Compares a tensor of the model with what the checkpoint holds of it.
+/// Compares a tensor of the model with the checkpoint's.
 fn check(tensor: &Tensor, held: Option<&Tensor>) -> Result<(), WeightError> {
     let path = tensor.path.clone();
     match held {
@@ -148,12 +149,12 @@ fn check(tensor: &Tensor, held: Option<&Tensor>) -> Result<(), WeightError> {
 
 fn place(tensor: &mut Tensor, held: &Tensor, canonical: &str) {
     tensor.strides.clone_from(&held.strides);
-    // Only tensors that the model ties share storage, even where the checkpoint stores others together.
+    // Only tensors that the model ties share storage, even if the checkpoint stores others together.
     tensor.storage =
         held.storage.clone().map(|storage| Storage { record: format!("checkpoint/{canonical}"), ..storage });
 }
 
-/// Returns the name that a checkpoint has for a tensor of the model.
+/// Returns the checkpoint's name for a tensor of the model.
 fn renamed<'n>(path: &'n str, prefix: Option<&Prefix>) -> std::borrow::Cow<'n, str> {
     match prefix {
         Some(Prefix::InCheckpoint(prefix)) => format!("{prefix}{path}").into(),
@@ -162,7 +163,7 @@ fn renamed<'n>(path: &'n str, prefix: Option<&Prefix>) -> std::borrow::Cow<'n, s
     }
 }
 
-/// Returns the one prefix under which most parameters are found; none where names agree as well without.
+/// Returns the one prefix under which most parameters are found; `None` if as many names match without.
 fn prefix(program: &Program, names: &HashMap<&str, &Tensor>) -> Option<Prefix> {
     let first_part = |name: &str| name.split_once('.').map(|(first, _)| format!("{first}."));
     let theirs: BTreeSet<String> = names.keys().filter_map(|name| first_part(name)).collect();
@@ -189,7 +190,7 @@ fn prefix(program: &Program, names: &HashMap<&str, &Tensor>) -> Option<Prefix> {
     best.1
 }
 
-/// Adds the most similar name to the first tensors that were not found.
+/// Adds the most similar name to the first missing tensors.
 fn suggest(errors: &mut [WeightError], names: &HashMap<&str, &Tensor>) {
     let missing = errors.iter_mut().filter_map(|error| match error {
         WeightError::Missing { tensor, similar } => Some((tensor, similar)),

@@ -1,19 +1,19 @@
-//! Stored zip archives as torch writes them: data of every record begins at a multiple of 64 bytes.
+//! Uncompressed zip archives in torch's form: the data of every record begins at a multiple of 64 bytes.
 //!
-//! Written in one pass to anything: sizes are known before, checksums follow the data in a descriptor. The `zip` crate can
-//! do neither alignment by padding field nor one pass without seeking. Archives and records beyond 4 GiB are zip64.
+//! Written in one pass to any writer: sizes are known beforehand, checksums follow the data in a descriptor. Archives
+//! and records beyond 4 GiB are zip64.
 
 use std::io::{self, Write};
 
 use crate::content::{Checksum, Filled, ReadAt, Record};
 
 const ALIGNMENT: u64 = 64;
-/// Values that do not fit a field stand in the zip64 field instead.
+/// Marks values that are in the zip64 field because they exceed their own.
 const ESCAPE: u64 = 0xffff_ffff;
-/// Checksum and sizes come after the data; names are UTF-8.
+/// Checksum and sizes follow the data; names are UTF-8.
 const FLAGS: u16 = 0x0808;
 
-/// Writes records one behind the other, then the directory; tells the checksum of all and what was copied of the source.
+/// Writes the records, then the directory; returns the checksum of the whole file and the copied pieces.
 pub(crate) fn write(records: &[Record], source: &mut dyn ReadAt, out: &mut dyn Write) -> io::Result<Filled> {
     let mut copied = Vec::new();
     let mut whole = Checksum::default();
@@ -69,7 +69,7 @@ fn local_header(name: &str, size: u64, start: u64) -> Vec<u8> {
         put64(&mut extra, size);
         put64(&mut extra, size);
     }
-    // torch pads with a field `FB` of zeds.
+    // torch pads with a field `FB` filled with `Z`.
     let unpadded = start + 30 + name.len() as u64 + extra.len() as u64 + 4;
     let padding = (ALIGNMENT - unpadded % ALIGNMENT) % ALIGNMENT;
     extra.extend_from_slice(b"FB");

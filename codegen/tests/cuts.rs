@@ -1,4 +1,4 @@
-//! Cuts of real traces at random places: each passes the check, and its archives read back as what was meant.
+//! Cuts of real traces at random places: each passes the check, and its archives are read back as intended.
 
 #![allow(clippy::unwrap_used)]
 
@@ -33,7 +33,8 @@ fn operators(program: &Program) -> Vec<&str> {
     program.nodes.iter().map(|node| node.operator.as_str()).collect()
 }
 
-/// Operators that a stage's code shows: steps but for detours of sizes. A float and a list come out of a tensor by one, too.
+/// Operators that a stage's code shows: its steps without conversions of sizes, but with conversions to floats and
+/// lists.
 fn expected<'p>(program: &'p Program, pipeline: &Pipeline, stage: usize) -> Vec<&'p str> {
     let runs = pipeline.stages[stage].steps.iter().filter_map(|step| match step {
         Step::Run { node, .. } => Some(program.nodes[node.index()].operator.as_str()),
@@ -140,7 +141,7 @@ fn blocks_are_resolved_by_path() {
             _ => assert_eq!(cut.expect("the path is known").stage_of[node.index() - 1], 0, "{path}"),
         }
     }
-    // Operators of two name spaces may share a name.
+    // Operators of two name spaces may have the same name.
     let numbers = tracer::read_archive(&bytes("numbers.pt")).expect("the fixture reads");
     let paths = (0..numbers.nodes.len() as u32).map(|node| codegen::operator_path(&numbers, NodeId(node)));
     let paths: Vec<String> = paths.collect();
@@ -200,7 +201,7 @@ fn sizes_are_asked_of_the_models_inputs_instead_of_sent() {
 fn control_flow_that_cannot_be_a_stage_is_named_with_its_line() {
     let mut program = tracer::read_archive(&bytes("odd_calls.pt")).expect("the fixture reads");
     let scripted = program.nodes.iter().position(|node| node.operator == "prim::Opaque").expect("a loop");
-    // As if the loop asked a module for something.
+    // As if the loop read an attribute of a module.
     let span = &mut program.nodes[scripted].span;
     program.sources[span.source as usize].text.insert_str(span.end as usize, "\n    self");
     span.end += 9;
@@ -210,7 +211,7 @@ fn control_flow_that_cannot_be_a_stage_is_named_with_its_line() {
     let about = codegen::About::default();
     let error =
         codegen::stages(&program, &names, &pipeline, &facts, &about, targets).unwrap_err().to_string();
-    assert!(error.contains(".py:") && error.contains("reaches for a module"), "{error}");
+    assert!(error.contains(".py:") && error.contains("accesses a module"), "{error}");
 }
 
 #[test]
@@ -246,7 +247,7 @@ fn every_cut_among_writes_is_right_or_refused() {
                 assert_eq!(check(&program, &pipeline), Ok(()), "cut before operator {cut}");
                 right += 1;
             }
-            // What was copied before the first write is gone from what the first stage could send.
+            // A copy made before the first write is missing from the values that the first stage could send.
             Err(errors) => {
                 let copied = program.values[program.nodes[copy].outputs[0].index()].name.clone();
                 let names_it = |error: &CutError| matches!(error, CutError::InPlaceAlias { values, .. } if values.contains(&copied));
@@ -257,7 +258,7 @@ fn every_cut_among_writes_is_right_or_refused() {
     assert!(right > 10 && kept > 1, "{right} cuts are right, {kept} would lose the copy");
 }
 
-/// Stage 1 writes to `out`, stage 2 makes views of it again and reads nothing but these: what it gets is stage 1's.
+/// Stage 1 writes to `out`, stage 2 recomputes views of it and reads only these: it gets stage 1's value.
 #[test]
 fn views_are_made_again_of_what_the_last_writer_holds() {
     let program = tracer::read_archive(&bytes("writes.pt")).expect("the fixture reads");

@@ -1,7 +1,7 @@
-//! Stages beyond 4 GiB: the archive is zip64, and its numbers are as wide as torch reads them.
+//! Stages beyond 4 GiB: the archive is zip64, with fields as wide as torch reads them.
 //!
-//! Zeros are not written but skipped, so that the file takes next to no room. `LARGE=1` has torch load it as well, which takes
-//! 5 GB of memory.
+//! Zeros are skipped instead of written, so that the file takes next to no room. With `LARGE=1` torch loads it as well,
+//! which takes 5 GB of memory.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -19,10 +19,10 @@ use zip::ZipArchive;
 #[path = "../../tests/needs/mod.rs"]
 mod needs;
 
-/// More elements than a number of 31 bits counts, in more bytes than one of 32 bits.
+/// More elements than 31 bits can count, in more bytes than 32 bits can.
 const ELEMENTS: u64 = (1 << 31) + 40;
 
-/// The fixture; behind it zeros, and a mark at the very end of the large tensor.
+/// The fixture, followed by zeros, with a mark at the very end of the large tensor.
 struct Source {
     archive: Vec<u8>,
 }
@@ -45,15 +45,16 @@ impl ReadAt for Source {
     }
 }
 
-/// A file with holes.
+/// A sparse file.
 struct Sparse(File);
 
 impl Write for Sparse {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
-        match bytes.len() <= ZEROS.len() && bytes == &ZEROS[..bytes.len()] {
-            true => drop(self.0.seek(SeekFrom::Current(bytes.len() as i64))?),
-            false => self.0.write_all(bytes)?,
+        if bytes.len() <= ZEROS.len() && bytes == &ZEROS[..bytes.len()] {
+            self.0.seek(SeekFrom::Current(bytes.len() as i64))?;
+        } else {
+            self.0.write_all(bytes)?;
         }
         Ok(bytes.len())
     }
@@ -68,7 +69,7 @@ fn a_record_beyond_4_gib_is_read_back() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces/cnn_basic.pt");
     let mut source = Source { archive: std::fs::read(fixture).unwrap() };
     let mut program = tracer::read_archive(&source.archive).unwrap();
-    // The first layer's bias, as if it were very long; records behind it begin beyond 4 GiB.
+    // The first layer's bias, as if it were very long; records after it begin beyond 4 GiB.
     let tensor = program.tensors.iter_mut().find(|tensor| tensor.path == "conv1.bias").unwrap();
     tensor.dtype = DType::Float16;
     tensor.shape = vec![ELEMENTS];

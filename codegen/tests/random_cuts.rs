@@ -1,8 +1,8 @@
-//! Any legal cut gives what the whole model gives, says torch: outputs, the gradient of every parameter, and buffers,
-//! in both forms, of models traced in eval and in training mode.
+//! Any legal cut gives the whole model's results, compared in torch: outputs, the gradient of every parameter, and
+//! buffers, in both formats, for models traced in eval and in training mode.
 //!
-//! Stages are drawn at random: contiguous ones, cut between any two operators; and others that only have to respect
-//! what operators need of each other, by operator or by block, as a plan names them. `CUT_CASES` sets how many.
+//! Stages are drawn at random: contiguous ones, cut between any two operators; and others that only respect
+//! dependencies of operators, by operator or by block, as a plan names them. `CUT_CASES` sets the number of cases.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -42,7 +42,7 @@ const MODELS: [&str; 13] = [
     "writes",
 ];
 
-/// What the suite takes; a minute or two brings a hundred times as many.
+/// The suite's number of cases; a hundred times as many take a minute or two.
 const CASES: u32 = 30;
 
 /// How stages are drawn.
@@ -50,7 +50,7 @@ const CASES: u32 = 30;
 enum Way {
     /// One after the other in the trace.
     Contiguous,
-    /// Any operator in any stage that has or gets what it reads.
+    /// Any operator in any stage that has or gets its inputs.
     Operators,
     /// The same for blocks, opened down to this depth.
     Blocks(usize),
@@ -61,7 +61,7 @@ struct Case {
     model: usize,
     training: bool,
     way: Way,
-    /// Thousandths of the trace where a later stage begins.
+    /// Positions in thousandths of the trace at which a later stage begins.
     places: BTreeSet<usize>,
     skips: Skips,
 }
@@ -78,7 +78,7 @@ fn case() -> impl Strategy<Value = Case> {
         .prop_map(|(model, training, way, places, skips)| Case { model, training, way, places, skips })
 }
 
-/// The pieces that go to one stage whole, each with its path.
+/// The pieces that are assigned as a whole, each with its path.
 fn units(program: &Program, way: &Way) -> Vec<(Range<usize>, String)> {
     let loose = |node: usize| (node..node + 1, codegen::operator_path(program, NodeId(node as u32)));
     let Way::Blocks(depth) = way else { return (0..program.nodes.len()).map(loose).collect() };
@@ -134,12 +134,13 @@ fn reads(program: &Program, node: usize) -> Vec<usize> {
     found
 }
 
-/// Numbers are drawn in the order of the trace, or a seed would not tell them: such operators keep their order.
+/// Random numbers are drawn in the order of the trace, or a seed would not reproduce them: such operators keep their
+/// order.
 fn draws(program: &Program, node: usize) -> bool {
     program.nodes[node].operator.contains("dropout") || program.nodes[node].operator.contains("lstm")
 }
 
-/// Draws the stages of a case; `None` when they come down to one.
+/// Draws the stages of a case; `None` if only one remains.
 fn assignment(program: &Program, case: &Case) -> Option<Assignment> {
     let units = units(program, &case.way);
     let starts: BTreeSet<usize> = case.places.iter().map(|place| place * units.len() / 1000).collect();
@@ -187,7 +188,7 @@ fn write(program: &Program, pipeline: &Pipeline, archive: &[u8], out: &Path) {
     }
 }
 
-/// The interpreter that compares.
+/// The interpreter that runs the comparison.
 struct Torch {
     child: Child,
     input: ChildStdin,

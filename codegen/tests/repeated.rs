@@ -16,7 +16,7 @@ struct Emitted {
     files: Files,
 }
 
-/// A fixture in one stage, in Python alone.
+/// A fixture as one Python stage.
 fn emitted(name: &str, about: &About) -> Emitted {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces").join(name);
     let source = std::fs::read(path).unwrap();
@@ -63,7 +63,7 @@ impl Emitted {
             .map_err(|e| e.to_string())
     }
 
-    /// Returns what is said of the stage after a change.
+    /// Returns the message about the stage after a change.
     #[track_caller]
     fn refusal(&self, change: impl FnOnce(&str) -> String) -> String {
         let (before, mut files) = (self.text(), self.files.clone());
@@ -97,7 +97,7 @@ fn layers_that_are_alike_are_one_class() {
         assert_eq!(text.matches(&call).count(), 1, "{text}");
         assert!(text.contains(&format!("  # transformer.h.{layer}\n")), "{text}");
     }
-    // Its own lines name its own tensors, and places count from it.
+    // Its lines name its tensors relative to it, and so do places.
     assert_eq!(text.matches("self.attn.c_attn.weight").count(), 1, "{text}");
     assert_eq!(text.matches("  # .attn.c_attn\n").count(), text.matches("  # .mlp.c_fc\n").count());
 }
@@ -111,7 +111,7 @@ fn a_block_that_keeps_no_activations_is_called_by_its_helper() {
     assert!(text.contains(" = again(self.transformer.h[0], "), "{text}");
     assert!(text.contains(" = self.transformer.h[1]("), "{text}");
     assert!(!text.contains("def block_0"), "{text}");
-    // A part of a layer has a method of its own, and its layer stays as it is.
+    // A part of a layer is a method, and its layer is unchanged.
     let recompute = vec![vec!["transformer.h.0.mlp".to_string()]];
     let part = self::emitted("gpt2_tiny.pt", &About { recompute, ..About::default() });
     assert_eq!(part.check(), Ok(()), "{}", part.text());
@@ -126,18 +126,18 @@ fn changed_blocks_are_refused() {
         assert!(said.contains(expected), "{said}");
     };
     let call = "self.transformer.h[1](";
-    check("which is no block", &|t| t.replace("    \"transformer.h.1\": GPT2Block,\n", ""));
+    check("which is not a block", &|t| t.replace("    \"transformer.h.1\": GPT2Block,\n", ""));
     check("line", &|t| {
         t.replace("    \"transformer.h.1\": GPT2Block,\n", "    \"transformer.h.1\": Path,\n")
     });
     check("order", &|t| t.replace(call, "self.transformer.h[0]("));
-    check("which is no block", &|t| t.replace(call, "self.transformer.h[2]("));
+    check("which is not a block", &|t| t.replace(call, "self.transformer.h[2]("));
     check("line", &|t| t.replace(call, "self.load_state_dict("));
     check("line", &|t| t.replace("class GPT2Block(Holder)", "class GPT2Block(nn.Module)"));
     check("line", &|t| t.replace("class GPT2Block(Holder)", "class WEIGHTS(Holder)"));
     check("line", &|t| t.replacen("  # .attn.c_attn\n", "\n        import os  # .attn.c_attn\n", 1));
     check("order", &|t| t.replacen("  # .ln_1\n", "  # .ln_2\n", 1));
-    // Blocks that call each other without an end, in few lines.
+    // Blocks that call each other endlessly, in few lines.
     check("more operators than the model has", &|t| {
         let (mut classes, mut blocks) = (String::new(), String::new());
         for depth in 0..40 {
@@ -162,7 +162,7 @@ fn changed_blocks_are_refused() {
 
 #[test]
 fn what_differs_stays_apart() {
-    // Two decoders of an LSTM, convolutions of other sizes, a module that is called twice: whatever is folded reads back.
+    // Two decoders of an LSTM, convolutions of other sizes, a module that is called twice: all are read back.
     for name in [
         "unet_small.pt",
         "lstm_seq2seq_small.pt",

@@ -1,4 +1,4 @@
-//! Emitted files that are changed behind our back: each is refused, and says what is wrong.
+//! Emitted files that were changed: each is refused with the fault.
 
 #![allow(clippy::unwrap_used)]
 
@@ -29,7 +29,7 @@ fn emitted(name: &str) -> Emitted {
     emitted_cut(name, None)
 }
 
-/// With `shards` in Python alone.
+/// With `shards`, only in Python.
 fn emitted_cut(name: &str, shards: Option<codegen::Shards>) -> Emitted {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces").join(name);
     let source = std::fs::read(path).unwrap();
@@ -76,7 +76,7 @@ fn checked(mut emitted: &Emitted) -> Result<(), WrittenError> {
     check_written(&emitted.program, &emitted.copied, &mut &emitted.source[..], &mut emitted)
 }
 
-/// Changes one file of an emitted GPT-2 and expects this text in the refusal, beside the name of a file.
+/// Changes one file of an emitted GPT-2 and expects this text in the refusal, in addition to the name of a file.
 #[track_caller]
 fn refused(file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>, expected: &str) {
     let mut emitted = emitted("gpt2_tiny.pt");
@@ -87,7 +87,7 @@ fn refused(file: &str, change: impl FnOnce(Vec<u8>) -> Vec<u8>, expected: &str) 
     let error = checked(&emitted).expect_err("a changed file must be refused");
     let said = error.to_string();
     assert!(said.contains(expected), "{said}");
-    // What a manifest says wrongly of a stage may show in the stage, and the other way round.
+    // A wrong manifest may be noticed in a stage, and the reverse.
     assert!(emitted.files.contains_key(&error.file) && said.starts_with(&error.file), "{said}");
 }
 
@@ -160,7 +160,7 @@ fn cuts_inside_operators_are_in_source_and_manifest_alike() {
     let source = std::str::from_utf8(&emitted.files["stages/stage_0.py"]).unwrap();
     assert!(source.contains("    \"transformer.h.0.attn.c_attn.weight\": (1, 3),\n"), "{source}");
     assert!(emitted.files.contains_key("stages/shards.py"));
-    // What is not cut is written as ever.
+    // Uncut stages are written as before.
     if manifest.stages[1].cuts.is_none() {
         assert_eq!(emitted.files["stages/stage_1.py"], whole.files["stages/stage_1.py"]);
     }
@@ -180,10 +180,10 @@ fn cuts_that_differ_are_refused() {
         assert!(said.contains(expected), "{said}");
     };
     let source = "stages/stage_0.py";
-    check(source, &|text| text.replacen("(1, 3),\n", "(1, 1),\n", 1), "something else of its cuts");
+    check(source, &|text| text.replacen("(1, 3),\n", "(1, 1),\n", 1), "its cuts differ");
     let line = "    \"transformer.h.0.attn.c_attn.weight\": (1, 3),\n";
     check(source, &|text| text.replacen(line, "", 1), "transformer.h.0.attn.c_attn.weight");
-    check(source, &|text| text.replacen("shard=None):", "shard=1):", 1), "none that a stage holds");
+    check(source, &|text| text.replacen("shard=None):", "shard=1):", 1), "not in the grammar of stages");
     check("stages/shards.py", &|text| text.replacen("self.sum", "self.same", 1), "not the file that ships");
 }
 
@@ -233,10 +233,10 @@ fn stages_that_change_places_are_refused() {
 #[test]
 fn a_manifest_that_lies_is_refused() {
     let file = "stages/manifest.json";
-    refused(file, manifest(|m| m.stages[1].inputs[0].from = "stage:1:x".into()), "not there before it");
-    refused(file, manifest(|m| m.stages[0].inputs[0].from = "stage:1:x".into()), "not there before it");
-    refused(file, manifest(|m| m.stages[1].inputs.swap(0, 1)), "the manifest says");
-    refused(file, manifest(|m| drop(m.stages[1].outputs.pop())), "the manifest says");
+    refused(file, manifest(|m| m.stages[1].inputs[0].from = "stage:1:x".into()), "not available before it");
+    refused(file, manifest(|m| m.stages[0].inputs[0].from = "stage:1:x".into()), "not available before it");
+    refused(file, manifest(|m| m.stages[1].inputs.swap(0, 1)), "the manifest has");
+    refused(file, manifest(|m| drop(m.stages[1].outputs.pop())), "the manifest has");
     refused(file, manifest(|m| drop(m.stages[1].parameters.pop())), "is missing, or not the model's");
     refused(file, manifest(|m| m.stages[0].parameters.push("ghost".into())), "`ghost`");
     refused(file, manifest(|m| m.tied.clear()), "not declared tied");
@@ -248,13 +248,13 @@ fn a_manifest_that_lies_is_refused() {
         }
         m.tied.push(tied);
     };
-    refused(file, manifest(untied), "declared tied and is not");
+    refused(file, manifest(untied), "declared tied and in one stage");
     refused(
         file,
         manifest(|m| m.stages.iter_mut().for_each(|s| s.repeated_operators = 0)),
         "times in the model",
     );
-    refused(file, manifest(|m| drop(m.stages.remove(0))), "not there before it");
+    refused(file, manifest(|m| drop(m.stages.remove(0))), "not available before it");
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn an_archive_that_computes_something_else_is_refused() {
     refused(file, code(|t| t.replacen("torch.layer_norm(", "torch.dropout(", 1)), "order");
 }
 
-/// Where the elements of a tensor of the model stand in a file of stage 0.
+/// Returns the position of a tensor's elements in a file of stage 0.
 fn place_of(emitted: &Emitted, name: &str, file: &[u8]) -> usize {
     let tensor = emitted.program.tensors.iter().find(|tensor| tensor.path == name).unwrap();
     let storage = tensor.storage.as_ref().unwrap();
@@ -284,14 +284,14 @@ fn weights_with_other_bytes_are_refused() {
         let file = format!("stages/stage_0.{kind}");
         let (one, other) = ("transformer.h.0.ln_1.weight", "transformer.h.0.ln_1.bias");
         let places = [one, other].map(|name| place_of(&emitted, name, &emitted.files[&file]));
-        // One bit, in the middle of a large tensor, where no sample looks.
+        // One bit, in the middle of a large tensor, outside of any sample.
         let large = place_of(&emitted, "transformer.wte.weight", &emitted.files[&file]);
         let flipped = |mut bytes: Vec<u8>| {
             bytes[large + 4 * 100 + 1] ^= 1;
             bytes
         };
         refused(&file, flipped, "these are not the model's bytes");
-        // Two tensors of one size, the other way round.
+        // Two tensors of equal size, exchanged.
         let exchanged = |mut bytes: Vec<u8>| {
             for at in 0..64 {
                 bytes.swap(places[0] + at, places[1] + at);
@@ -300,7 +300,7 @@ fn weights_with_other_bytes_are_refused() {
         };
         refused(&file, exchanged, "tensor `transformer.h.0.ln_1");
     }
-    // The bytes stand as they were written, the header gives them the other's name.
+    // The bytes are unchanged, but the header gives them the other's name.
     let renamed = |bytes: Vec<u8>| {
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
@@ -369,7 +369,7 @@ fn weights_of_another_size_are_refused() {
     refused(
         source,
         text(|t| t.replacen("def forward(self, ", "def forward(self, y, ", 1)),
-        "the manifest says",
+        "the manifest has",
     );
     refused(source, text(|t| t.replacen("transformer.wpe.weight", "wpe", 1)), "transformer.wpe.weight");
 }

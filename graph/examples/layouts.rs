@@ -1,5 +1,5 @@
-//! Prints, for each operator of an archive, how so many devices could share its work: a line of JSON with its arguments and all
-//! its strategies. `tests/oracle/layouts.py` tries them.
+//! Prints the strategies of each operator of an archive for a number of devices: a line of JSON with its arguments and
+//! all its strategies. `tests/oracle/layouts.py` tries them.
 //!
 //! `cargo run -p model-analyze-graph --example layouts -- MODEL.pt DEVICES`
 

@@ -1,4 +1,4 @@
-//! Arguments under their names: which overload is meant, and what its defaults are.
+//! Arguments by name: the overload of a call, and its defaults.
 
 use std::borrow::Cow;
 
@@ -8,14 +8,14 @@ use tracer::{Constant, Node, Operand, Program, Type};
 
 use crate::{fact::Fact, infer::Scope, model::Argument};
 
-/// Picks the overload whose parameters fit the arguments.
+/// Picks the overload whose parameters match the arguments.
 pub fn choose<'s>(
     signatures: &'s [Signature],
     node: &Node,
     scope: &Scope<'_>,
     program: &Program,
 ) -> Option<&'s Signature> {
-    // IR text passes keyword-only parameters by position as well, an archive's code by name.
+    // IR text also passes keyword-only parameters by position, an archive's code by name.
     let is_code = program.sources.iter().any(|source| source.name.starts_with("code/"));
     let fits = |signature: &&Signature, exact: bool| {
         let mut position = 0;
@@ -44,7 +44,7 @@ pub fn choose<'s>(
         .or_else(|| signatures.first().filter(|_| signatures.len() == 1))
 }
 
-/// Tells whether a parameter's type takes an operand.
+/// Tells whether a parameter's type accepts an operand.
 fn accepts(type_: &str, operand: &Operand, scope: &Scope<'_>, program: &Program, exact: bool) -> bool {
     let (base, is_optional) = match type_.strip_suffix('?') {
         Some(base) => (base, true),
@@ -63,7 +63,7 @@ fn accepts(type_: &str, operand: &Operand, scope: &Scope<'_>, program: &Program,
                 Type::Tensor(_) => matches!(scope.values[value.index()], Fact::List(_)),
                 _ => !exact,
             },
-            // One number stands for a list of `n`.
+            // A single number represents a list of `n`.
             operand => {
                 base.contains(|c: char| c.is_ascii_digit()) && accepts(item, operand, scope, program, exact)
             }

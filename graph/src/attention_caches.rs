@@ -1,7 +1,7 @@
-//! Keys and values that generation keeps from token to token: those of every attention of the graph.
+//! Keys and values that generation keeps between tokens: those of every attention of the graph.
 //!
-//! Attention is one operator, or two products with a softmax between. Heads that share keys and values are counted once: what is
-//! repeated for them is followed back, through views and copies, to where it is smallest.
+//! Attention is one operator, or two products with a softmax between. Heads that share keys and values are counted
+//! once: repeated keys are followed back, through views and copies, to their smallest form.
 //!
 //! ```text
 //! k 1x2x5x8 ── unsqueeze ── expand 1x2x4x5x8 ── reshape 1x8x5x8 ── attention    counts 2 heads, not 8
@@ -12,17 +12,17 @@ use tracer::ValueId;
 
 use crate::model::{ModelGraph, Operator, OperatorId};
 
-/// Operators between a softmax and the products around it, at the most: scales, masks, casts, dropout, reshapes.
+/// The most operators between a softmax and the products around it: scales, masks, casts, dropout, reshapes.
 const FAR: usize = 12;
 
 /// The key-value cache of one attention for the sequences of one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionCache {
-    /// The attention, or the product with its values.
+    /// The attention operator, or the product with its values.
     pub operator: OperatorId,
-    /// Positions of a sequence that it looks at in this trace.
+    /// Positions of a sequence that it attends to in this trace.
     pub positions: u64,
-    /// Bytes of keys and values for each of them, of all sequences of the batch.
+    /// Bytes of keys and values per position, over all sequences of the batch.
     pub bytes_per_position: u64,
 }
 
@@ -39,7 +39,7 @@ fn cache_of(graph: &ModelGraph, operator: &Operator) -> Option<AttentionCache> {
             _ => None,
         };
         let (keys, values) = (value_of("key")?, value_of("value")?);
-        // Positions stand before the numbers of a head.
+        // Positions come before the dimension of a head.
         let sizes = sizes(graph, keys)?;
         (operator.id, keys, values, *sizes.get(sizes.len().checked_sub(2)?)?)
     } else if row.kernel == Kernel::Softmax {
@@ -64,7 +64,7 @@ fn sizes(graph: &ModelGraph, value: ValueId) -> Option<Vec<u64>> {
     graph.value(value).fact.tensor()?.sizes()
 }
 
-/// Returns the least elements that a value has where it is looked at in another way or copied: before heads were repeated.
+/// Returns the least number of elements of a value among its views and copies: before heads were repeated.
 fn least_elements(graph: &ModelGraph, mut value: ValueId, positions: u64) -> Option<u64> {
     let mut least = graph.value(value).fact.tensor()?.elements()?;
     for _ in 0..FAR {
@@ -78,7 +78,7 @@ fn least_elements(graph: &ModelGraph, mut value: ValueId, positions: u64) -> Opt
         let Some(elements) = graph.value(before).fact.tensor().and_then(|tensor| tensor.elements()) else {
             break;
         };
-        // What has no such positions is no key.
+        // A value without such positions is not a key.
         if elements % positions.max(1) != 0 {
             break;
         }
@@ -88,12 +88,12 @@ fn least_elements(graph: &ModelGraph, mut value: ValueId, positions: u64) -> Opt
     Some(least)
 }
 
-/// Tells whether a tensor is more than a number.
+/// Tells whether a tensor has more than one element.
 fn is_large(tensor: &crate::TensorFact) -> bool {
     tensor.shape.as_ref().is_none_or(|shape| !shape.is_empty())
 }
 
-/// Tells whether an operator hands scores or weights on, one for one.
+/// Tells whether an operator passes scores or weights on elementwise.
 fn hands_on(operator: &Operator) -> bool {
     matches!(operator.class, OperatorClass::View | OperatorClass::Copy | OperatorClass::Elementwise)
 }
@@ -108,7 +108,7 @@ fn product(operator: &Operator, graph: &ModelGraph) -> Option<(ValueId, ValueId)
     }
 }
 
-/// Finds the product of the weights with the values, and the latter.
+/// Finds the product of the weights with the values, and the values.
 fn product_behind(graph: &ModelGraph, mut weights: ValueId) -> Option<(OperatorId, ValueId)> {
     for _ in 0..FAR {
         let takers = || graph.value(weights).consumers.iter().map(|taker| graph.operator(*taker));
@@ -123,7 +123,7 @@ fn product_behind(graph: &ModelGraph, mut weights: ValueId) -> Option<(OperatorI
     None
 }
 
-/// Finds the keys that the scores before a softmax were made of.
+/// Finds the keys from which the scores before a softmax were made.
 fn keys_before(graph: &ModelGraph, softmax: &Operator, positions: u64) -> Option<ValueId> {
     let mut open: Vec<&Operator> = vec![softmax];
     for _ in 0..FAR {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn heads_that_share_keys_count_them_once() {
-        // Keys and values of two heads of sixteen numbers, four bytes each; not of the eight that are made of them.
+        // Keys and values of two heads of sixteen numbers, four bytes each; not of the eight repeated heads.
         let own = 2 * 2 * 16 * 4;
         check(
             "  %o : Tensor = aten::scaled_dot_product_attention(%q, %k4, %v4, %none, %zero, %no, %none, %no)\n",

@@ -40,7 +40,7 @@ pub struct Block {
     pub module_path: String,
     /// 1 for the first call of the module, 2 for the second, …
     pub ordinal: u32,
-    /// The block it is called from; `None` for the root.
+    /// The block that calls it; `None` for the root.
     pub parent: Option<BlockId>,
     /// Blocks called from here, in order.
     pub children: Vec<BlockId>,
@@ -48,13 +48,13 @@ pub struct Block {
     pub depth: u32,
     /// The operators made here and below. Empty for a call that computes nothing.
     pub operators: Range<u32>,
-    /// Values that are passed to the call.
+    /// Values passed to the call.
     pub inputs: Vec<ValueId>,
     /// Values that the call returns, in order.
     pub outputs: Vec<ValueId>,
-    /// Equal for blocks that do the same on the same shapes: operators, constants, sizes, wiring.
+    /// Equal for blocks that do the same on the same shapes: operators, constants, sizes, connections.
     pub structure: u64,
-    /// Equal for blocks of the same operators and wiring, whatever their sizes and constants.
+    /// Equal for blocks with the same operators and connections, whatever their sizes and constants.
     pub outline: u64,
 }
 
@@ -63,7 +63,7 @@ pub struct Block {
 pub enum Level {
     /// Every operator by itself.
     Operator,
-    /// Calls that call nothing: `conv1`, `bn1`.
+    /// Calls without calls of their own: `conv1`, `bn1`.
     Layer,
     /// The units that a model repeats: bottlenecks, encoder layers, cells.
     Block,
@@ -74,9 +74,9 @@ pub enum Level {
 /// One part of a level. A level's items cover every operator exactly once, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Item {
-    /// A call with everything in it.
+    /// A call with all its operators.
     Block(BlockId),
-    /// An operator that stands between the calls of a block which is shown opened.
+    /// An operator between the calls of an opened block.
     Operator(OperatorId),
 }
 

@@ -1,4 +1,4 @@
-//! From a trace to a graph: one walk in execution order that names arguments, infers facts and follows memory.
+//! From a trace to a graph: one walk in execution order that names arguments, infers facts and tracks memory.
 //!
 //! Linear in operators, operands and the blocks' depth.
 
@@ -32,7 +32,7 @@ pub struct BuildOptions {
 /// The type of one input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputShape {
-    /// Which input; by order when left out.
+    /// The input's name; by position if absent.
     pub name: Option<String>,
     /// Its sizes.
     pub shape: Vec<u64>,
@@ -42,13 +42,11 @@ pub struct InputShape {
 
 /// Builds the graph of a trace.
 ///
-/// Recorded types win over inferred ones as long as the inputs are the recorded ones; for other inputs everything is
-/// inferred anew.
+/// Recorded types take precedence over inferred ones for the recorded inputs; for other inputs everything is inferred.
 ///
 /// # Errors
 ///
-/// Every problem found: inputs without a shape, operators that refuse what they are given, a program whose parts do not
-/// fit together.
+/// Every problem found: inputs without a shape, operators that reject their operands, an inconsistent program.
 pub fn build(program: &Program, options: &BuildOptions) -> Result<ModelGraph, BuildErrors> {
     let mut builder = Builder::new(program)?;
     builder.place_inputs(options)?;
@@ -59,13 +57,13 @@ pub fn build(program: &Program, options: &BuildOptions) -> Result<ModelGraph, Bu
     builder.finish()
 }
 
-/// Says what an input is that takes no shape; nothing for a tensor.
+/// Describes an input that takes no shape; `None` for a tensor.
 fn no_tensor(type_: &Type) -> Option<&'static str> {
     Some(match type_ {
         Type::Tensor(_) => return None,
         Type::Optional(inner) => return no_tensor(inner),
         Type::Int | Type::Float | Type::Number => "a number",
-        Type::Bool => "a truth value",
+        Type::Bool => "a boolean",
         Type::Str => "a text",
         Type::Device => "a device",
         Type::None => "None",
@@ -81,11 +79,11 @@ struct Builder<'p> {
     program: &'p Program,
     facts: Vec<Fact>,
     tensor_facts: Vec<Fact>,
-    /// Values that lie in a storage into which no gradient has been written.
+    /// Values in a storage into which no gradient has been written.
     held: HashMap<StorageId, Vec<ValueId>>,
     graph: ModelGraph,
     signatures: HashMap<&'p str, (Vec<Signature>, Option<Rule>)>,
-    /// Recorded types of each node's outputs; empty when the inputs differ from the recorded ones.
+    /// Recorded types of each node's outputs; empty if the inputs differ from the recorded ones.
     recorded: Vec<Option<&'p [Option<TensorType>]>>,
     uses_declared: bool,
     errors: Vec<BuildError>,
@@ -118,14 +116,14 @@ impl<'p> Builder<'p> {
         })
     }
 
-    /// Gives every input a type and decides whether recorded types hold.
+    /// Gives every input a type and decides whether recorded types apply.
     fn place_inputs(&mut self, options: &BuildOptions) -> Result<(), BuildErrors> {
         let inputs = &self.program.inputs;
         let name = |id: &ValueId| self.program.values[id.index()].name.clone();
         let names: Vec<String> = inputs.iter().map(name).collect();
         let mut given: Vec<Option<&InputShape>> = vec![None; inputs.len()];
         let mut next = 0;
-        // Inputs that take no shape (a flag, `None`) are not counted when shapes are given by order.
+        // Inputs that take no shape (a flag, `None`) are skipped when shapes are given by position.
         let no_tensor = |at: usize| no_tensor(&self.program.values[inputs[at].index()].type_);
         let takes_shape = |at: usize| no_tensor(at).is_none();
         for input in &options.inputs {
@@ -162,7 +160,7 @@ impl<'p> Builder<'p> {
         }
         let shapes: Vec<Option<&[u64]>> =
             given.iter().map(|input| input.map(|input| input.shape.as_slice())).collect();
-        // Inputs of an exported program that share a size follow the one that is given.
+        // Inputs of an exported program that share a size take the given one.
         let followed = match self.program.open_sizes.as_ref().map(|open| open.resolve(&names, &shapes)) {
             Some(Ok(sizes)) => sizes,
             Some(Err(fault)) => {
@@ -238,7 +236,7 @@ impl<'p> Builder<'p> {
         Fact::Tensor(tensor)
     }
 
-    /// Inputs that are no tensors: numbers stay unknown; lists and tuples of tensors have unknown shapes.
+    /// Inputs other than tensors: numbers stay unknown; lists and tuples of tensors have unknown shapes.
     fn structured_input(&mut self, id: ValueId, type_: &Type) -> Fact {
         match type_ {
             Type::Int => Fact::Int(None),
@@ -271,7 +269,7 @@ impl<'p> Builder<'p> {
         let id = OperatorId(index as u32);
         let (signatures, rule) = self.signatures.entry(&node.operator).or_insert_with(|| {
             let short = node.operator.rsplit("::").next().unwrap_or(&node.operator);
-            // Somebody else's `linear` may be anything.
+            // Another library's `linear` may be anything.
             let is_ours = ["aten::", "prim::", "torchvision::", "shard::"]
                 .iter()
                 .any(|ns| node.operator.starts_with(ns));
@@ -300,7 +298,7 @@ impl<'p> Builder<'p> {
         let result = match (inferred, recorded.and_then(sized)) {
             (Ok(fact), _) => fact,
             (Err(Stop::Unknown), _) => Fact::Unknown,
-            // The operator has run on inputs of these very sizes: the rule is wrong, not the trace.
+            // The operator has run on inputs of exactly these sizes: the rule is wrong, not the trace.
             (Err(Stop::Rejected(inferred)), Some(recorded)) => {
                 self.graph.disagreements.push(Disagreement { operator: id, inferred, recorded });
                 Fact::Unknown
@@ -359,7 +357,7 @@ impl<'p> Builder<'p> {
         });
     }
 
-    /// Gives an operator's outputs their facts, corrected by what the trace has recorded; false where sizes stay unknown.
+    /// Gives an operator's outputs their facts, corrected by the recorded types; false if sizes stay unknown.
     fn make(
         &mut self,
         id: OperatorId,
@@ -375,7 +373,7 @@ impl<'p> Builder<'p> {
             if let Fact::Unknown = fact {
                 fact = by_type(&program.values[value.index()].type_);
             }
-            // What is only looked at in another way, as by `squeeze_`, has other sizes afterwards.
+            // In-place views such as `squeeze_` change the sizes.
             let is_rewritten = class != OperatorClass::View;
             if let (Some(written), 0, Fact::Tensor(_), true) = (written, position, &fact, is_rewritten) {
                 fact = Fact::Tensor(TensorFact { number: None, ..written.clone() });
@@ -389,7 +387,7 @@ impl<'p> Builder<'p> {
             if let (Some(type_), Fact::Tensor(tensor)) = (recorded, &mut fact) {
                 self.graph.disagreements.extend(compare(id, tensor, type_));
                 adopt(tensor, type_);
-                // A part of a list was made before anything said its sizes.
+                // A part of a list was made before its sizes were known.
                 if let Some(storage) = tensor.storage.filter(|_| class == OperatorClass::Plumbing) {
                     let room = &mut self.graph.storages[storage.index()].bytes;
                     *room = room.or(tensor.bytes());
@@ -402,7 +400,7 @@ impl<'p> Builder<'p> {
         is_complete
     }
 
-    /// Makes of an operand another tensor from here on: later readers see what was written.
+    /// Replaces an operand by another tensor from here on: later readers see the written values.
     fn write(&mut self, written: &TensorFact, operand: &Operand, needs_gradient: bool) {
         if let Operand::Value(value) = operand
             && let Fact::Tensor(tensor) = &mut self.facts[value.index()]
@@ -451,8 +449,8 @@ impl<'p> Builder<'p> {
         }
     }
 
-    /// Returns the bytes that an operator's result takes at least: torch makes those of `fold` and `unfold` as large as
-    /// their input first, and gives none back.
+    /// Returns the least bytes of an operator's result: torch first allocates those of `fold` and `unfold` as large as
+    /// their input, and frees nothing.
     fn least_room(&self, operator: OperatorId) -> u64 {
         let node = &self.program.nodes[operator.index()];
         let folds = matches!(
@@ -524,7 +522,7 @@ fn differentiable(dtype: tracer::DType) -> bool {
     dtype.is_float() || dtype.is_complex()
 }
 
-/// Spreads the facts of an operator over its outputs.
+/// Distributes the facts of an operator over its outputs.
 fn spread(fact: Fact, n_outputs: usize) -> Vec<Fact> {
     match (fact, n_outputs) {
         (fact, 1) => vec![fact],
@@ -541,7 +539,7 @@ fn spread(fact: Fact, n_outputs: usize) -> Vec<Fact> {
     }
 }
 
-/// The fact that a declared type gives.
+/// Returns the fact of a declared type.
 fn by_type(type_: &Type) -> Fact {
     match type_ {
         Type::Tensor(_) => Fact::Tensor(TensorFact::default()),

@@ -1,4 +1,4 @@
-//! Checks a program before anything is built of it, so that nothing later can go wrong.
+//! Checks a program before a graph is built, so that later steps cannot fail.
 
 use tracer::{Operand, Program};
 
@@ -7,7 +7,7 @@ use crate::{
     operand::collect,
 };
 
-/// Checks that every id in the program points at something, so that nothing later can go wrong.
+/// Checks that every id in the program is valid, so that later steps cannot fail.
 pub fn check(program: &Program) -> Result<(), BuildErrors> {
     let fault = |text: String| BuildErrors(vec![BuildError::Program { fault: text }]);
     if program.calls.is_empty() {
@@ -23,7 +23,7 @@ pub fn check(program: &Program) -> Result<(), BuildErrors> {
         }
     }
     if program.calls[0].nodes != (0..n_nodes) {
-        return Err(fault("the root's call does not hold every operator".to_string()));
+        return Err(fault("the root's call does not contain every operator".to_string()));
     }
     let operand_ok = |operand: &Operand| {
         let (mut values, mut tensors) = (Vec::new(), Vec::new());
@@ -36,15 +36,15 @@ pub fn check(program: &Program) -> Result<(), BuildErrors> {
             && node.outputs.iter().all(|v| v.index() < program.values.len())
             && node.call.index() < program.calls.len();
         if !ok {
-            return Err(fault(format!("node {index}, {}, names what is not there", node.operator)));
+            return Err(fault(format!("node {index}, {}, names a missing value or tensor", node.operator)));
         }
         let call = &program.calls[node.call.index()];
         if !call.nodes.contains(&(index as u32)) {
-            return Err(fault(format!("node {index}, {}, lies outside of its call", node.operator)));
+            return Err(fault(format!("node {index}, {}, is outside of its call", node.operator)));
         }
     }
     if !operand_ok(&program.output) || program.inputs.iter().any(|v| v.index() >= program.values.len()) {
-        return Err(fault("inputs or outputs name what is not there".to_string()));
+        return Err(fault("inputs or outputs name a missing value or tensor".to_string()));
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::{
     model::{Flow, ModelGraph, Operator},
 };
 
-/// Writes a graph down as an adjacency list.
+/// Writes a graph as an adjacency list.
 pub fn document(graph: &ModelGraph, costs: &OperatorCosts) -> GraphDocument {
     let named = |values: &[ValueId]| values.iter().map(|value| named_tensor(graph, *value)).collect();
     let mut edges: Vec<GraphEdge> = graph

@@ -12,7 +12,7 @@ pub struct BuildErrors(pub Vec<BuildError>);
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum BuildError {
     /// Inputs without sizes.
-    #[error("no shape is known for {}", inputs_named(missing))]
+    #[error("the shape of {} is unknown", inputs_named(missing))]
     NoShape {
         /// Inputs that need one.
         missing: Vec<String>,
@@ -21,7 +21,7 @@ pub enum BuildError {
         /// Their dtypes, as far as declared.
         dtypes: Vec<Option<DType>>,
     },
-    /// A shape for an input that is not there.
+    /// A shape for an unknown input.
     #[error("the model has no input `{name}`; its inputs are {}", list(inputs))]
     NoSuchInput {
         /// The name.
@@ -38,28 +38,28 @@ pub enum BuildError {
     /// More shapes than inputs.
     #[error("{}", too_many(*n_given, inputs, others))]
     TooManyInputs {
-        /// The number that is given.
+        /// The number of given shapes.
         n_given: usize,
         /// Inputs that take a tensor, in order.
         inputs: Vec<String>,
-        /// Inputs that take no tensor, with their types.
+        /// Inputs other than tensors, with their types.
         others: Vec<(String, &'static str)>,
     },
-    /// A shape for something that is no tensor.
-    #[error("input `{name}` takes no shape: it is {kind}")]
+    /// A shape for an input that is not a tensor.
+    #[error("input `{name}` has no shape: it is {kind}")]
     NoTensor {
         /// Its name.
         name: String,
         /// Its type.
         kind: &'static str,
     },
-    /// Sizes that an exported program does not take.
+    /// Sizes that an exported program does not support.
     #[error("{fault}")]
     Size {
-        /// Which, and what it takes.
+        /// The size, and the supported ones.
         fault: SizeFault,
     },
-    /// An operator refuses what it is given.
+    /// An operator rejects its operands.
     #[error("`{name}` in {} rejects its inputs: {reason} (given {})", place(path), shapes.join(", "))]
     Rejected {
         /// The operator.
@@ -109,8 +109,8 @@ fn too_many(n_given: usize, inputs: &[String], others: &[(String, &'static str)]
         if n_given == 1 { "1 shape is given".to_string() } else { format!("{n_given} shapes are given") };
     let others: Vec<String> = others.iter().map(|(name, kind)| format!("`{name}` is {kind}")).collect();
     match (inputs, others.as_slice()) {
-        ([], []) => format!("{given}, the model takes no inputs"),
-        ([], others) => format!("{given}, no input takes one: {}", others.join(", ")),
+        ([], []) => format!("{given}, but the model has no inputs"),
+        ([], others) => format!("{given}, but no input has one: {}", others.join(", ")),
         (inputs, []) => format!("{given}, the model takes {}: {}", inputs.len(), list(inputs)),
         (inputs, others) => {
             format!("{given}, the model takes {}: {}; {}", inputs.len(), list(inputs), others.join(", "))

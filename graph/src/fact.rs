@@ -1,6 +1,6 @@
-//! `Fact`: what is known about a value without running the model.
+//! `Fact`: a static fact about a value.
 //!
-//! Sizes taken from a tensor (`x.size(0)`), and what is computed from them, are followed as plain numbers, so that
+//! Sizes taken from a tensor (`x.size(0)`), and numbers computed from them, are tracked as plain numbers, so that
 //! `x.view(int(n) * 4, -1)` has a shape. A dimension that depends on data is `None`.
 
 use std::fmt;
@@ -19,7 +19,7 @@ impl StorageId {
     }
 }
 
-/// A size; `None` when it depends on data.
+/// A size; `None` if it depends on data.
 pub type Dim = Option<u64>;
 
 /// Sizes of a tensor.
@@ -54,15 +54,15 @@ pub enum Fact {
 pub struct TensorFact {
     /// Element type.
     pub dtype: Option<DType>,
-    /// Sizes; `None` when not even the number of dimensions is known.
+    /// Sizes; `None` if not even the number of dimensions is known.
     pub shape: Option<Shape>,
-    /// Strides in elements; `None` when not known.
+    /// Strides in elements; `None` if unknown.
     pub strides: Option<SmallVec<[u64; 4]>>,
-    /// The memory it looks at; `None` for tensors inside the program that hold numbers only.
+    /// Its storage; `None` for tensors in the program that only hold numbers.
     pub storage: Option<StorageId>,
     /// True when a gradient flows back through it.
     pub requires_grad: bool,
-    /// The number that a tensor without dimensions holds, where it is known.
+    /// The value of a tensor without dimensions, if known.
     pub number: Option<Number>,
     /// True for a tensor made from a Python number, which does not widen other dtypes.
     pub is_wrapped_number: bool,
@@ -95,7 +95,7 @@ impl TensorFact {
         self.shape.as_ref()?.iter().copied().collect()
     }
 
-    /// Tells whether these are images whose channels lie side by side, as torch's `suggest_memory_format` does.
+    /// Tells whether these are channels-last images, as torch's `suggest_memory_format` does.
     pub fn is_channels_last(&self) -> bool {
         let (Some(sizes), Some(strides)) = (self.sizes(), self.strides.as_ref()) else { return false };
         let rank = sizes.len();
@@ -119,7 +119,7 @@ impl TensorFact {
         true
     }
 
-    /// Tells whether the elements lie in memory in order, as far as known.
+    /// Tells whether the elements are contiguous in memory, as far as known.
     pub fn is_contiguous(&self) -> Option<bool> {
         let (sizes, strides) = (self.sizes()?, self.strides.as_ref()?);
         if sizes.contains(&0) {

@@ -1,4 +1,4 @@
-//! Dependencies between operators: data flow, and the order that writes in place impose.
+//! Dependencies between operators: data flow, and the order imposed by writes in place.
 //!
 //! ```text
 //! a = conv(x)    b = a.view(..)    relu_(a)    c = add(b, 1)
@@ -23,7 +23,7 @@ struct History {
     readers: Vec<OperatorId>,
 }
 
-/// Builds the edges of a graph whose operators and values are in place.
+/// Builds the edges of a graph whose operators and values are complete.
 pub fn edges(graph: &ModelGraph) -> DiGraph<OperatorId, Flow> {
     let n_edges = graph.operators.iter().map(|operator| operator.inputs.len()).sum();
     let mut flow = DiGraph::with_capacity(graph.operators.len(), n_edges);
@@ -88,7 +88,7 @@ pub(crate) fn written(graph: &ModelGraph, operator: &Operator) -> Option<Storage
     }
 }
 
-/// Returns the storages that an operator reads or writes, repeated where it does so repeatedly.
+/// Returns the storages that an operator reads or writes, with repetitions.
 fn storages<'a>(graph: &'a ModelGraph, operator: &'a Operator) -> impl Iterator<Item = StorageId> + 'a {
     let values = operator.inputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
     let stored = operator.tensors.iter().map(|tensor| graph.tensor(*tensor).storage);

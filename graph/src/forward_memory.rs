@@ -1,14 +1,14 @@
-//! The memory of a forward pass alone, by operator: results that a later operator still reads.
+//! The memory of a forward pass alone, by operator: results that later operators still read.
 //!
-//! Nothing is kept for a backward pass. Stored tensors are not counted; the model's inputs and outputs are, until their last reader and
-//! to the end. What kernels ask for inside one operator is not counted. Linear in operands.
+//! Nothing is saved for a backward pass. Stored tensors are not counted; the model's inputs count until their last
+//! reader and its outputs to the end. Scratch memory of kernels is not counted. Linear in operands.
 
 use crate::{
     model::{ModelGraph, Origin},
     step_memory::last_reads,
 };
 
-/// Returns the bytes that are alive while each operator runs, by operator. Sizes that are not known count nothing.
+/// Returns the bytes that are alive while each operator runs, by operator. Unknown sizes count nothing.
 pub fn forward_memory(graph: &ModelGraph) -> Vec<u64> {
     let n_operators = graph.operators.len();
     let mut changes = vec![0_i128; n_operators + 1];
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn results_are_alive_until_their_last_reader() {
-        // 2 x 3 numbers in, 2 x 4 behind the product, which the sum reads with the ReLU's.
+        // 2 x 3 numbers in, 2 x 4 after the product, which the sum reads with the ReLU's.
         let text = "graph(%self : __torch__.Model,
       %x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu)):
   %v : Float(4, 3, strides=[3, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"v\"](%self)

@@ -16,7 +16,7 @@ use crate::{
 pub struct Quotient {
     /// The nodes in execution order.
     pub items: Vec<Item>,
-    /// Edges from an earlier to a later item, with the values that flow; none when only order flows.
+    /// Edges from an earlier to a later item, with the values that flow; empty for pure order.
     pub edges: IndexMap<(usize, usize), Vec<ValueId>>,
 }
 
@@ -35,12 +35,12 @@ impl ModelGraph {
         })
     }
 
-    /// Returns what stands directly inside a block: its calls, and operators between them.
+    /// Returns the direct contents of a block: its calls, and operators between them.
     pub fn inside(&self, block: BlockId) -> Vec<Item> {
         self.items_from(block, |inner| inner.id == block)
     }
 
-    /// Returns the items when some blocks are opened.
+    /// Returns the items with some blocks opened.
     pub fn items(&self, is_open: impl Fn(&Block) -> bool) -> Vec<Item> {
         if self.operators.is_empty() {
             return Vec::new();
@@ -50,7 +50,7 @@ impl ModelGraph {
 
     fn items_from(&self, block: BlockId, is_open: impl Fn(&Block) -> bool) -> Vec<Item> {
         let mut items = Vec::new();
-        // An own stack: nesting may be deeper than the thread's.
+        // An explicit stack: nesting may be deeper than the thread's.
         let mut stack = vec![Item::Block(block)];
         while let Some(item) = stack.pop() {
             match item {
@@ -80,9 +80,9 @@ impl ModelGraph {
         block.children.iter().any(|child| !self.block(*child).operators.is_empty())
     }
 
-    /// Tells for every block whether it only holds the model's units: the root, lists of layers, and what is around
-    /// them. A list is two or more numbered calls (`layers.3`) that have parts of their own; inside another list they
-    /// must also be alike.
+    /// Returns for every block whether it only groups the model's units: the root, lists of layers, and the blocks
+    /// around them. A list is two or more numbered calls (`layers.3`) with parts of their own; inside another list they
+    /// must also be equal.
     fn containers(&self) -> Vec<bool> {
         let mut opened = vec![false; self.blocks.len()];
         for block in self.blocks.iter().rev() {
@@ -121,7 +121,7 @@ impl ModelGraph {
             }
             let values = edges.entry(ends).or_default();
             if let Flow::Value(value) = edge.weight {
-                // Edges come consumer by consumer, so a repeated value stands near the end.
+                // Edges come consumer by consumer, so a repeated value is near the end.
                 if values.last() != Some(&value) && !values.contains(&value) {
                     values.push(value);
                 }
@@ -131,8 +131,8 @@ impl ModelGraph {
         Quotient { items, edges }
     }
 
-    /// Returns the runs of neighbouring items that do the same: `layers.1` to `layers.11`.
-    /// Runs of one are included, so the runs cover all items.
+    /// Returns the runs of neighbouring equal items: `layers.1` to `layers.11`. Runs of one are included, so the runs
+    /// cover all items.
     pub fn repeats(&self, items: &[Item]) -> Vec<Range<usize>> {
         let alike = |a: Item, b: Item| match (a, b) {
             (Item::Block(a), Item::Block(b)) => self.block(a).structure == self.block(b).structure,

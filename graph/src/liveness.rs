@@ -1,4 +1,4 @@
-//! Liveness: the tensors that cross each cut of the execution order because an operator behind the cut reads them.
+//! Liveness: the tensors that cross each cut of the execution order because an operator after the cut reads them.
 //!
 //! ```text
 //! position   0   1   2   3   4          cut 2 stands between operator 1 and operator 2
@@ -8,7 +8,7 @@
 //! add                    ■◄──┘
 //! ```
 //!
-//! Linear in values for all cuts together.
+//! Linear in values for all cuts.
 
 use tracer::ValueId;
 
@@ -23,11 +23,11 @@ pub struct Lifetime {
     pub from: u32,
     /// The last cut that it crosses.
     pub to: u32,
-    /// Bytes of its elements; 0 where a size is not known.
+    /// Bytes of its elements; 0 if a size is unknown.
     pub bytes: u64,
-    /// True for an input of the model, which a later stage can also be given directly.
+    /// True for an input of the model, which a later stage can also receive directly.
     pub is_input: bool,
-    /// True for what the model returns: it lives to the end.
+    /// True for the model's outputs: they live to the end.
     pub is_output: bool,
 }
 
@@ -36,13 +36,13 @@ pub struct Lifetime {
 pub struct Liveness {
     /// By first cut, then by value.
     pub lifetimes: Vec<Lifetime>,
-    /// Bytes that operators' results carry over each cut; `n + 1` cuts for `n` operators. Model inputs are not counted.
+    /// Bytes of operators' results that cross each cut; `n + 1` cuts for `n` operators. Model inputs are not counted.
     pub bytes: Vec<u64>,
     /// Number of operators' results that cross each cut.
     pub counts: Vec<u32>,
 }
 
-/// Computes what crosses each cut.
+/// Computes the tensors that cross each cut.
 pub fn liveness(graph: &ModelGraph) -> Liveness {
     let n = graph.operators.len();
     let mut is_output = vec![false; graph.values.len()];
@@ -83,7 +83,7 @@ pub fn liveness(graph: &ModelGraph) -> Liveness {
 }
 
 impl Liveness {
-    /// Returns what crosses one cut, in order of creation. Cut `c` stands before operator `c`.
+    /// Returns the tensors that cross one cut, in order of creation. Cut `c` is before operator `c`.
     pub fn crossing(&self, cut: u32) -> impl Iterator<Item = &Lifetime> {
         let created = self.lifetimes.partition_point(|lifetime| lifetime.from <= cut);
         self.lifetimes[..created].iter().filter(move |lifetime| cut <= lifetime.to)

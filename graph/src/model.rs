@@ -1,9 +1,9 @@
-//! `ModelGraph`: what the model is made of.
+//! `ModelGraph`: the operators, blocks and values of a model.
 //!
-//! Numbers carry over from the trace: operator `i` is node `i` of the [`tracer::Program`], block `i` is call
-//! `i`, values and stored tensors keep their ids. Whoever needs the source of a thing goes back to the program.
+//! Numbers are those of the trace: operator `i` is node `i` of the [`tracer::Program`], block `i` is call `i`, values
+//! and stored tensors keep their ids. The program has their source.
 //!
-//! Operators stand in execution order, which is a topological order of [`ModelGraph::flow`].
+//! Operators are in execution order, which is a topological order of [`ModelGraph::flow`].
 
 use std::{fmt, ops::Range};
 
@@ -27,7 +27,7 @@ impl OperatorId {
         self.0 as usize
     }
 
-    /// Returns the node of the trace that this operator is.
+    /// Returns the operator's node in the trace.
     pub fn node(self) -> NodeId {
         NodeId(self.0)
     }
@@ -44,11 +44,11 @@ pub struct ModelGraph {
     pub values: Vec<Value>,
     /// Parameters, buffers and constants by the trace's ids.
     pub tensors: Vec<StoredTensor>,
-    /// Names that lie in one storage, two or more to a group, in order of first appearance.
+    /// Names with the same storage, two or more per group, in order of first appearance.
     pub tied: Vec<Vec<TensorId>>,
-    /// Pieces of memory; a view has the storage of what it looks at.
+    /// Storages; a view has the storage of its base.
     pub storages: Vec<Storage>,
-    /// Calls as a tree; the root is first, parents stand before their children.
+    /// Calls as a tree; the root is first, parents precede their children.
     pub blocks: Vec<Block>,
     /// The model's inputs in order.
     pub inputs: Vec<ValueId>,
@@ -58,9 +58,9 @@ pub struct ModelGraph {
     pub outputs: Vec<ValueId>,
     /// Dependencies between operators; node `i` is operator `i`.
     pub flow: DiGraph<OperatorId, Flow>,
-    /// Operators that no rule knows, by name.
+    /// Operators without a rule, by name.
     pub unknown: IndexMap<String, UnknownOperator>,
-    /// Operators whose inferred types differ from the recorded ones. The recorded ones were kept.
+    /// Operators whose inferred types differ from the recorded ones, which were kept.
     pub disagreements: Vec<Disagreement>,
 }
 
@@ -73,8 +73,8 @@ pub struct Operator {
     pub name: String,
     /// Its family.
     pub class: OperatorClass,
-    /// Arguments under their schema's names, defaults filled in.
-    /// Names are `0`, `1`, … when the operator is in no schema.
+    /// Arguments by their schema's names, with defaults filled in. Names are `0`, `1`, … if the operator is in no
+    /// schema.
     pub arguments: Vec<Argument>,
     /// Values it makes.
     pub outputs: Vec<ValueId>,
@@ -84,31 +84,31 @@ pub struct Operator {
     pub tensors: Vec<TensorId>,
     /// The innermost block it belongs to.
     pub block: BlockId,
-    /// True when it writes to its first argument in place.
+    /// True if it writes to its first argument in place.
     pub is_writing: bool,
     /// Its source location.
     pub span: Span,
 }
 
-/// One argument under its schema's name.
+/// One argument by its schema's name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument {
     /// `self`, `weight`, `stride`, …
     pub name: std::borrow::Cow<'static, str>,
     /// The operand.
     pub operand: Operand,
-    /// False for a default that the source does not write.
+    /// False for a default that the source does not contain.
     pub is_given: bool,
 }
 
-/// One value and what is known about it.
+/// A value and its static facts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
     /// Its number.
     pub id: ValueId,
     /// Unique name, close to the one in the source.
     pub name: String,
-    /// Shape and dtype of a tensor; the number itself where it is known.
+    /// Shape and dtype of a tensor; the number itself if it is known.
     pub fact: Fact,
     /// The operator that makes it; `None` for an input of the model.
     pub producer: Option<OperatorId>,
@@ -131,7 +131,7 @@ pub struct StoredTensor {
     pub dtype: DType,
     /// Sizes; empty and meaningless without `has_shape`.
     pub shape: Vec<u64>,
-    /// False where an IR text neither says the sizes nor lets them follow from what the operators make.
+    /// False if an IR text does not state the sizes and they cannot be inferred.
     pub has_shape: bool,
     /// Strides in elements.
     pub strides: Vec<u64>,
@@ -152,18 +152,18 @@ pub struct StoredTensor {
 pub struct Storage {
     /// Its origin.
     pub origin: Origin,
-    /// Its size; `None` when a shape is not known.
+    /// Its size; `None` if a shape is unknown.
     pub bytes: Option<u64>,
 }
 
 /// The origin of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It is stored in the file.
+    /// Stored in the file.
     Stored(TensorId),
-    /// The caller brings it.
+    /// Passed by the caller.
     Input(ValueId),
-    /// An operator allocates it.
+    /// Allocated by an operator.
     Made(OperatorId),
 }
 
@@ -176,23 +176,23 @@ pub enum Flow {
     Order(StorageId),
 }
 
-/// An operator that no rule knows.
+/// An operator without a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnknownOperator {
     /// The operators of this name.
     pub operators: Vec<OperatorId>,
-    /// True when every tensor it makes has a recorded shape.
+    /// True if every tensor it makes has a recorded shape.
     pub is_recorded: bool,
 }
 
-/// An operator whose inferred type is not the recorded one.
+/// An operator whose inferred type differs from the recorded one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disagreement {
     /// The operator.
     pub operator: OperatorId,
-    /// `float32 8x64` or so; or why the rule rejects what the operator was given.
+    /// For example `float32 8x64`; or why the rule rejects the operands.
     pub inferred: String,
-    /// The same from the archive.
+    /// The recorded type in the archive.
     pub recorded: String,
 }
 
@@ -232,9 +232,9 @@ impl ModelGraph {
         &self.blocks[id.index()]
     }
 
-    /// Returns the tensor that stands for a block's result: the first that it returns, those through which no gradient flows
-    /// (a mask that others use, too) behind the rest, those without dimensions (sizes that travel along) last; for a call
-    /// whose result nobody uses, what its last operator makes.
+    /// Returns the tensor that represents a block's result: the first that it returns, with those without a gradient (a
+    /// mask that others also use) after the rest, and those without dimensions (sizes) last; for a call whose result is
+    /// unused, the result of its last operator.
     pub fn result_of(&self, block: BlockId) -> Option<&TensorFact> {
         let block = self.block(block);
         let tensors = |values: &[ValueId]| -> Vec<&TensorFact> {
@@ -252,7 +252,7 @@ impl ModelGraph {
         tensors(&last.outputs).first().copied()
     }
 
-    /// Returns the call that a block is.
+    /// Returns the call of a block.
     pub fn call(&self, block: BlockId) -> CallId {
         CallId(block.0)
     }
@@ -277,19 +277,19 @@ impl Operator {
         schema::short_name(&self.name)
     }
 
-    /// Returns its row of the table of operators, that of the plain form where it writes in place.
+    /// Returns its row in the table of operators, that of the plain form if it writes in place.
     pub fn row(&self) -> Option<&'static operators::Operator> {
         operators::find(operators::plain(self.short_name()).0)
     }
 
-    /// Returns the rule of its sizes.
+    /// Returns its shape rule.
     pub fn shape_rule(&self) -> ShapeRule {
         self.row().map_or(ShapeRule::Unknown, |row| row.shape)
     }
 }
 
 impl StoredTensor {
-    /// Returns the number of elements; 0 when its sizes are not known.
+    /// Returns the number of elements; 0 if its sizes are unknown.
     pub fn elements(&self) -> u64 {
         if self.has_shape {
             self.shape.iter().fold(1, |product, size| product.saturating_mul(*size))
@@ -298,7 +298,7 @@ impl StoredTensor {
         }
     }
 
-    /// Returns what is known about it, as about any value.
+    /// Returns its facts, in the form of any value's.
     pub fn fact(&self) -> TensorFact {
         TensorFact {
             dtype: Some(self.dtype),

@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use tracer::{Operand, TensorId, ValueId};
 
-/// Lists the values and tensors inside an operand in order; repeated ones repeatedly.
+/// Lists the values and tensors inside an operand in order, with repetitions.
 pub fn collect(operand: &Operand, values: &mut Vec<ValueId>, tensors: &mut Vec<TensorId>) {
     match operand {
         Operand::Value(value) => values.push(*value),
@@ -21,7 +21,7 @@ pub fn collect(operand: &Operand, values: &mut Vec<ValueId>, tensors: &mut Vec<T
     }
 }
 
-/// Leaves each item once, at its first place.
+/// Keeps only the first occurrence of each item.
 pub fn unique<T: Copy + Eq + Hash>(mut items: Vec<T>) -> Vec<T> {
     if items.len() > 1 {
         let mut seen = HashSet::with_capacity(items.len());

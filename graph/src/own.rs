@@ -1,6 +1,6 @@
-//! Operators that are like no other: a file each, named after the operator, and a line in the list below.
+//! Operators with rules of their own: a file each, named after the operator, and a line in the list below.
 //!
-//! Their rows say `Own` where the file has the rule. What two operators share is a rule with a name of its own instead.
+//! Their rows have `Own` for rules that are in the file. A rule that two operators share has a name of its own instead.
 
 mod combinations;
 mod istft;
@@ -20,17 +20,17 @@ use crate::{
     infer::call::{Call, Result, Stop},
 };
 
-/// What is to be known of such an operator.
+/// The rules of such an operator.
 struct Own {
     /// Sizes and types of its results.
     infer: fn(&Call<'_>) -> Result,
-    /// Keeps what its gradient needs, given the first result; false where operands are not as they should be.
+    /// Saves the tensors that its gradient needs, given the first result; false if operands are not as expected.
     keep: fn(&mut Keep<'_>, &Call<'_>, Option<&TensorFact>) -> bool,
     /// Operations of the forward pass, and of the gradient of the first operand.
     flops: Option<Operations>,
 }
 
-/// What a call and its first result tell of operations.
+/// Computes operations from a call and its first result.
 type Operations = fn(&Call<'_>, Option<&TensorFact>) -> Option<[u64; 2]>;
 
 macro_rules! own {
@@ -66,7 +66,7 @@ pub(crate) fn function(rule: ShapeRule) -> Option<fn(&Call<'_>) -> Result> {
     (rule == ShapeRule::Own).then_some(infer)
 }
 
-/// Keeps what an operator's gradient needs; false where that is not known.
+/// Saves the tensors that an operator's gradient needs; false if they are unknown.
 pub(crate) fn keep(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) -> bool {
     of(call).is_some_and(|own| (own.keep)(keep, call, result))
 }

@@ -1,4 +1,4 @@
-//! Types that were recorded with the trace, and how they are merged with the inferred ones.
+//! Types recorded with the trace, merged with the inferred ones.
 
 use tracer::{Program, RecordedInput, RecordedNode, TensorType};
 
@@ -35,7 +35,7 @@ fn shown(recorded: &TensorType) -> String {
     TensorFact { dtype: recorded.dtype, shape, ..TensorFact::default() }.to_string()
 }
 
-/// Takes over what is recorded.
+/// Takes over the recorded type.
 pub fn adopt(tensor: &mut TensorFact, recorded: &TensorType) {
     let was = tensor.shape.clone();
     tensor.dtype = recorded.dtype.or(tensor.dtype);
@@ -67,7 +67,7 @@ pub fn in_layout(fact: Fact, recorded: &TensorType) -> Fact {
     Fact::Tensor(tensor)
 }
 
-/// Returns the recorded types of each node's outputs; nothing when the recording is of another program.
+/// Returns the recorded types of each node's outputs; empty if the record is of another program.
 pub fn align<'p>(
     program: &'p Program,
     recorded: &'p [RecordedNode],
@@ -77,13 +77,13 @@ pub fn align<'p>(
     if is_same { recorded.iter().map(|node| Some(node.outputs.as_slice())).collect() } else { Vec::new() }
 }
 
-/// Returns the recorded type of an input, by name or else by place.
+/// Returns the recorded type of an input, by name or else by position.
 pub fn recorded_input<'a>(inputs: &'a [RecordedInput], at: usize, name: &str) -> Option<&'a TensorType> {
     let by_name = inputs.iter().find(|input| !input.name.is_empty() && input.name == plain(name));
     by_name.or_else(|| inputs.get(at)).map(|input| &input.type_).filter(|type_| type_.shape.is_some())
 }
 
-/// Name without the number that SSA adds: `x.1` is `x`.
+/// Returns a name without the number that SSA adds: `x.1` becomes `x`.
 pub fn plain(name: &str) -> &str {
     match name.rsplit_once('.') {
         Some((plain, digits)) if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) => {

@@ -1,7 +1,8 @@
-//! Sizes of parameters that a trace does not state, derived from the operators that read them where these allow one answer only.
+//! Sizes of parameters that a trace does not state, inferred from the operators that read them if these allow only one
+//! answer.
 //!
-//! IR text declares the sizes of values, but not of parameters. A linear layer's weight follows from what goes in and
-//! out; an embedding's rows, or the kernel of a strided convolution, need not: those stay unknown.
+//! IR text declares the sizes of values, but not of parameters. A linear layer's weight follows from its input and
+//! output; an embedding's rows, or the kernel of a strided convolution, may not: those stay unknown.
 
 use operators::{Keeps, ShapeRule, overloads};
 use smallvec::SmallVec;
@@ -10,7 +11,7 @@ use tracer::{Constant, Node, Operand, Program, TensorId, Type};
 /// Sizes, where they are known.
 pub type Sizes = SmallVec<[u64; 4]>;
 
-/// Returns the sizes of the program's tensors that are not written there, by [`TensorId`]. O(operators).
+/// Returns the sizes of the program's tensors that it does not state, by [`TensorId`]. O(operators).
 pub fn sizes(program: &Program) -> Vec<Option<Sizes>> {
     let mut found = vec![None; program.tensors.len()];
     for node in &program.nodes {
@@ -40,7 +41,7 @@ impl NodeArguments<'_> {
             (ShapeRule::Linear, _) => {
                 let (input, output) = (self.shape(0)?, self.result()?);
                 let (from, to) = (*input.last()?, *output.last()?);
-                // A weight of one dimension gives a number for each row.
+                // A weight of one dimension gives one number per row.
                 if input.len() == output.len() {
                     give(1, SmallVec::from_slice(&[to, from]));
                     give(2, SmallVec::from_slice(&[to]));
@@ -98,7 +99,7 @@ impl NodeArguments<'_> {
         let (stride, padding, dilation) = (stride?, padding?, dilation?);
         let of = |list: &[u64], dim: usize| list.get(dim).or(list.last()).copied();
         for dim in 0..spatial {
-            // Only stride 1 tells the kernel: any other rounds.
+            // Only stride 1 determines the kernel: any other rounds.
             if of(&stride, dim)? != 1 || is_transposed {
                 return None;
             }

@@ -7,9 +7,9 @@
 //! gradients                                             ▁▂▃▄▅▆▇█      of parameters
 //! ```
 //!
-//! The backward pass takes operators in the reverse order, as autograd's engine does; what an operator keeps goes with it. A sum
-//! and a view pass their gradient on without a copy. A gradient is added to another in place where nothing else reads it. Scratch memory
-//! of kernels is not counted. Linear in operands.
+//! The backward pass runs operators in reverse order, as autograd's engine does; an operator's saved activations are
+//! freed with it. A sum and a view pass their gradient on without a copy. A gradient is added to another in place if
+//! nothing else reads it. Scratch memory of kernels is not counted. Linear in operands.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -24,15 +24,15 @@ use crate::{
 /// Options of a simulated step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepOptions<'a> {
-    /// Bytes of the loss behind the outputs.
+    /// Bytes of the loss after the outputs.
     pub loss: LossMemory,
-    /// Runs of operators that are computed again in the backward pass, in order.
+    /// Runs of operators that are recomputed in the backward pass, in order.
     pub again: &'a [Range<u32>],
-    /// Whether gradients of earlier micro-batches are there from the start.
+    /// Whether gradients of earlier micro-batches exist from the start.
     pub accumulates: bool,
-    /// Whether what is kept waits in host memory, one operator's at a time on the device.
+    /// Whether saved activations are moved to host memory, with one operator's at a time on the device.
     pub offloads: bool,
-    /// Devices that share the gradients of parameters out.
+    /// Devices that shard the gradients of parameters.
     pub sharers: u32,
 }
 
@@ -41,26 +41,26 @@ pub struct StepOptions<'a> {
 pub struct LossMemory {
     /// From its forward to its backward pass.
     pub kept: u64,
-    /// More while its forward pass runs.
+    /// Additional bytes during its forward pass.
     pub forward: u64,
-    /// More while its backward pass runs.
+    /// Additional bytes during its backward pass.
     pub backward: u64,
-    /// Whether the gradient of the outputs takes their place.
+    /// Whether the gradient of the outputs overwrites them.
     pub in_place: bool,
 }
 
 /// Memory at one moment, without parameters, inputs and the optimizer's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
-    /// Kept for the backward pass.
+    /// Saved for the backward pass.
     pub saved: u64,
-    /// Results and their gradients that are still read, the model's outputs among them.
+    /// Results and gradients that are still read, including the model's outputs.
     pub passing: u64,
     /// The loss.
     pub loss: u64,
     /// Gradients of parameters.
     pub gradients: u64,
-    /// The operator that runs; none in the loss.
+    /// The running operator; `None` in the loss.
     pub operator: Option<OperatorId>,
     /// Whether its backward pass runs.
     pub is_backward: bool,
@@ -76,13 +76,13 @@ impl Moment {
 /// A step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepMemory {
-    /// The moment that holds most.
+    /// The moment of the largest memory.
     pub peak: Moment,
     /// Memory when the optimizer steps: gradients, and outputs that the caller holds.
     pub end: Moment,
 }
 
-/// Follows a training step through memory. Sizes that are not known count nothing.
+/// Computes the memory of a training step. Unknown sizes count nothing.
 pub fn step_memory(graph: &ModelGraph, costs: &OperatorCosts, options: &StepOptions<'_>) -> StepMemory {
     let mut step = Step::new(graph, costs, options);
     graph.operators.iter().for_each(|operator| step.forward(operator));
@@ -91,7 +91,7 @@ pub fn step_memory(graph: &ModelGraph, costs: &OperatorCosts, options: &StepOpti
     StepMemory { peak: step.peak, end: step.now }
 }
 
-/// A gradient in memory, and how many hold it.
+/// A gradient in memory, and its number of holders.
 struct Gradient {
     bytes: u64,
     holders: u32,
@@ -101,15 +101,15 @@ struct Step<'a> {
     graph: &'a ModelGraph,
     costs: &'a OperatorCosts,
     options: &'a StepOptions<'a>,
-    /// By storage: the first operator that keeps it.
+    /// By storage, the first operator that saves it.
     keepers: Vec<Option<OperatorId>>,
-    /// By storage: the last operator that reads it in the forward pass; `u32::MAX` where the caller holds it.
+    /// By storage, the last operator that reads it in the forward pass; `u32::MAX` if the caller holds it.
     last_reads: Vec<u32>,
-    /// By operator: storages that are freed behind its forward pass, and those that are behind its backward pass.
+    /// By operator, storages that are freed after its forward pass, and those that are freed after its backward pass.
     freed: Vec<Vec<StorageId>>,
     released: Vec<Vec<StorageId>>,
     gradients: Vec<Gradient>,
-    /// Gradients of values, by value; several of a list.
+    /// Gradients of values, by value; several for a list.
     of_values: HashMap<usize, Vec<usize>>,
     has_gradient: Vec<bool>,
     now: Moment,
@@ -178,7 +178,7 @@ impl<'a> Step<'a> {
         self.graph.storage(storage).bytes.unwrap_or(0)
     }
 
-    /// Returns the run that an operator is computed again with.
+    /// Returns the recomputed run that contains an operator.
     fn run_of(&self, operator: OperatorId) -> Option<&'a Range<u32>> {
         let behind = self.options.again.partition_point(|run| run.end <= operator.0);
         self.options.again.get(behind).filter(|run| run.contains(&operator.0))
@@ -199,7 +199,7 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// Returns what an operator keeps beside tensors that others see.
+    /// Returns the bytes that an operator saves in addition to tensors that others see.
     fn private(&self, operator: OperatorId) -> u64 {
         self.costs.operator(operator).saved_bytes.saturating_sub(self.costs.shared_saved_bytes(operator))
     }
@@ -281,7 +281,7 @@ impl<'a> Step<'a> {
         self.now.saved = self.now.saved.saturating_sub(kept);
     }
 
-    /// Returns the bytes that a run computed again makes for its backward pass.
+    /// Returns the bytes that recomputing a run adds for its backward pass.
     fn made_again(&self, run: &Range<u32>) -> u64 {
         let mut bytes = 0;
         for operator in self.graph.operators_of(run) {
@@ -292,7 +292,7 @@ impl<'a> Step<'a> {
         bytes
     }
 
-    /// Returns the gradients that an operator makes for one of its operands, or hands on.
+    /// Returns the gradients that an operator makes for one of its operands, or passes on.
     fn made_for(&mut self, operator: &Operator, value: &Value, given: &[usize]) -> Vec<usize> {
         let bytes = gradient_bytes(value);
         let is_same = sum(given.iter().map(|&gradient| self.gradients[gradient].bytes)) == bytes;
@@ -313,7 +313,7 @@ impl<'a> Step<'a> {
         given.to_vec()
     }
 
-    /// Gives gradients to a value; returns those that are let go where they meet others.
+    /// Adds gradients to a value; returns those that are freed because they are added to others.
     fn hand_on(&mut self, value: &Value, made: Vec<usize>) -> Vec<usize> {
         let mut there = self.of_values.remove(&value.id.index()).unwrap_or_default();
         let is_met = !there.is_empty() && matches!(value.fact, Fact::Tensor(_));
@@ -343,7 +343,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Adds a parameter's gradient, or this device's share of it; false where it is there already.
+    /// Adds a parameter's gradient, or this device's share of it; false if it exists already.
     fn add_parameter(&mut self, storage: StorageId, bytes: u64) -> bool {
         let is_new = !std::mem::replace(&mut self.has_gradient[storage.index()], true);
         if is_new {
@@ -353,7 +353,7 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Adds bytes, as far as 64 bits go.
+/// Adds bytes, saturating.
 fn add(total: &mut u64, bytes: u64) {
     *total = total.saturating_add(bytes);
 }
@@ -362,7 +362,7 @@ fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
-/// Bytes of a value's gradient; none for whole numbers and masks.
+/// Bytes of a value's gradient; zero for integers and masks.
 fn gradient_bytes(value: &Value) -> u64 {
     let tensors = value.fact.tensors();
     sum(tensors.iter().filter(|tensor| tensor.requires_grad).filter_map(|tensor| tensor.bytes()))
@@ -385,7 +385,7 @@ fn storages<'a>(graph: &'a ModelGraph, operator: &'a Operator) -> impl Iterator<
     tensors.filter_map(|tensor| tensor.storage)
 }
 
-/// By storage: the last operator that reads it in the forward pass; `u32::MAX` where the caller holds it.
+/// By storage, the last operator that reads it in the forward pass; `u32::MAX` if the caller holds it.
 pub(crate) fn last_reads(graph: &ModelGraph) -> Vec<u32> {
     let mut last = vec![0; graph.storages.len()];
     for operator in &graph.operators {
@@ -438,7 +438,7 @@ mod tests {
     #[test]
     fn gradients_of_earlier_micro_batches_are_there_from_the_start() {
         let options = StepOptions { accumulates: true, ..StepOptions::default() };
-        // What comes on top is made whole before it is added.
+        // An added gradient is first made as a whole.
         let peak = step(&options).peak;
         assert_eq!((peak.gradients, peak.passing), (48 + 80, 40 + 40 + 32 + 80));
     }
@@ -456,7 +456,7 @@ mod tests {
             let loss = LossMemory { kept: 1000, ..LossMemory::default() };
             step(&StepOptions { loss, again, ..StepOptions::default() }).peak.saved
         };
-        // The ReLU's result is what the last product reads: it stays, unless that is computed again with it.
+        // The ReLU's result is the last product's operand: it stays, unless it is recomputed with the product.
         assert_eq!(held(&[]), 32);
         assert_eq!(held(std::slice::from_ref(&(0..2))), 32);
         assert_eq!(held(std::slice::from_ref(&(0..3))), 0);

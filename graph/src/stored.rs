@@ -1,4 +1,4 @@
-//! Parameters, buffers and constants, and which of them share memory.
+//! Parameters, buffers and constants, and the storages that they share.
 
 use std::collections::HashMap;
 

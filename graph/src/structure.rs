@@ -1,7 +1,7 @@
 //! Structural hashes of the tree of blocks, which tell equal blocks.
 //!
-//! Hashes are built bottom-up. Each wire is counted once, at the innermost block that holds both its ends, so the whole
-//! takes O(operators + wires · depth).
+//! Hashes are built bottom-up. Each connection is counted once, at the innermost block that contains both its ends, so
+//! the whole takes O(operators + connections · depth).
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::{
     operand::{collect, unique},
 };
 
-/// Makes the tree of blocks: one for each call.
+/// Makes the tree of blocks: one per call.
 pub fn blocks(program: &Program) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::with_capacity(program.calls.len());
     let mut taken: HashMap<String, u32> = HashMap::with_capacity(program.calls.len());
@@ -113,7 +113,7 @@ pub fn hash(graph: &mut ModelGraph) {
     }
 }
 
-/// Returns the innermost block that holds both.
+/// Returns the innermost block that contains both.
 fn common(graph: &ModelGraph, mut a: BlockId, mut b: BlockId) -> BlockId {
     while a != b {
         let (x, y) = (graph.block(a), graph.block(b));
@@ -183,7 +183,7 @@ fn add_fact(fact: &Fact, hash: &mut Hash) {
     }
 }
 
-/// A quick hash that gives the same on every machine: multiply and fold, as in FxHash with a final shift.
+/// A fast hash that is the same on every machine: multiply and fold, as in FxHash with a final shift.
 struct Hash(u64);
 
 impl Hash {

@@ -1,4 +1,5 @@
-//! Operators behind which sizes are unknown: how many elements `nonzero` finds depends on values, which no trace holds.
+//! Operators after which sizes are unknown: the number of elements that `nonzero` finds depends on values, which no
+//! trace holds.
 
 use indexmap::IndexMap;
 use operators::{OperatorClass, ShapeRule};
@@ -10,19 +11,19 @@ use crate::{
     model::{ModelGraph, Operator, OperatorId},
 };
 
-/// Operators of one name behind which sizes are unknown.
+/// Operators of one name after which sizes are unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostSizes {
     /// Its name.
     pub name: String,
-    /// True when the sizes of its result depend on values.
+    /// True if the sizes of its result depend on values.
     pub by_values: bool,
     /// The operators of this name, in order.
     pub operators: Vec<OperatorId>,
 }
 
-/// Returns the operators whose result has unknown sizes though every tensor that they read has known ones; not those that
-/// are themselves unknown. O(operators).
+/// Returns the operators whose result has unknown sizes although every tensor that they read has known ones, except
+/// operators without a rule. O(operators).
 pub fn lost_sizes(graph: &ModelGraph) -> Vec<LostSizes> {
     let mut found: IndexMap<(&str, bool), Vec<OperatorId>> = IndexMap::new();
     for operator in graph.operators.iter().filter(|operator| loses_sizes(graph, operator)) {

@@ -1,4 +1,4 @@
-//! Checks every invariant of a graph. What [`crate::build()`] returns has none broken; tests and fuzzers ask.
+//! Checks every invariant of a graph. Graphs from [`crate::build()`] violate none; tests and fuzzers check that.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl ModelGraph {
-    /// Returns every broken invariant as text; empty when all hold.
+    /// Returns every violated invariant as text; empty if all hold.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         check_operators(self, &mut problems);
@@ -57,7 +57,7 @@ fn check_values(graph: &ModelGraph, problems: &mut Vec<String>) {
         for tensor in value.fact.tensors() {
             let Some(storage) = tensor.storage else { continue };
             if storage.index() >= graph.storages.len() {
-                problems.push(format!("`{}` lies in no storage", value.name));
+                problems.push(format!("`{}` has no storage", value.name));
             }
             let (sizes, strides) =
                 (tensor.shape.as_ref().map(|s| s.len()), tensor.strides.as_ref().map(|s| s.len()));
@@ -69,7 +69,7 @@ fn check_values(graph: &ModelGraph, problems: &mut Vec<String>) {
     for group in &graph.tied {
         let storages: HashSet<_> = group.iter().map(|id| graph.tensor(*id).storage).collect();
         if group.len() < 2 || storages.len() != 1 {
-            problems.push(format!("{} tied tensors lie in {} storages", group.len(), storages.len()));
+            problems.push(format!("{} tied tensors are in {} storages", group.len(), storages.len()));
         }
     }
 }
@@ -88,10 +88,10 @@ fn check_blocks(graph: &ModelGraph, problems: &mut Vec<String>) {
         for child in &block.children {
             let child = graph.block(*child);
             if child.parent != Some(block.id) || child.depth != block.depth + 1 {
-                problems.push(format!("`{}` is no child of `{}`", child.path, block.path));
+                problems.push(format!("`{}` is not a child of `{}`", child.path, block.path));
             }
             if child.operators.start < at || child.operators.end > block.operators.end {
-                problems.push(format!("`{}` does not lie inside of `{}`", child.path, block.path));
+                problems.push(format!("`{}` is not inside `{}`", child.path, block.path));
             }
             own(&mut innermost, at..child.operators.start, block.id);
             at = at.max(child.operators.end);

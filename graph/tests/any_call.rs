@@ -1,7 +1,8 @@
-//! No call of any of torch's operators panics, whatever it is given: archives are hostile until proven otherwise.
+//! No call of any of torch's operators panics, whatever its operands: archives may be hostile.
 //!
-//! Calls are drawn from torch's own signatures, with operands of every rank, numbers at the ends of their range, empty lists,
-//! and things left out. `ANY_CALLS=200 cargo test -p model-analyze-graph --test any_call` draws more of each operator.
+//! Calls are drawn from torch's own signatures, with operands of every rank, numbers at the ends of their range, empty
+//! lists, and missing arguments. `ANY_CALLS=200 cargo test -p model-analyze-graph --test any_call` draws more of each
+//! operator.
 
 use std::{fmt::Write, panic};
 
@@ -9,7 +10,7 @@ use graph::BuildOptions;
 
 const SIGNATURES: &str = include_str!("../../operators/src/signatures.txt");
 
-/// Tensors that calls are made with: name, type, sizes.
+/// Tensors that calls use: name, type, sizes.
 const TENSORS: [(&str, &str, &[u64]); 14] = [
     ("s", "Float", &[]),
     ("e", "Float", &[0]),
@@ -91,7 +92,7 @@ impl Text {
     }
 }
 
-/// Splits at commas that stand outside all brackets.
+/// Splits at commas outside of all brackets.
 fn split(list: &str) -> Vec<&str> {
     let (mut parts, mut depth, mut start) = (Vec::new(), 0, 0);
     for (at, letter) in list.char_indices() {
@@ -120,7 +121,7 @@ fn call(signature: &str, dice: &mut Dice) -> Option<String> {
         let (type_, _) = parameter.rsplit_once(' ')?;
         operands.push(text.operand(type_, dice));
     }
-    // As an archive may: too few operands.
+    // As in some archives: too few operands.
     if dice.below(12) == 0 {
         operands.truncate(dice.below(3));
     }
@@ -130,7 +131,7 @@ fn call(signature: &str, dice: &mut Dice) -> Option<String> {
     Some(graph_of(&format!("{}  {call}\n", text.lines)))
 }
 
-/// Writes a graph of lines, the first result of the last of which it returns.
+/// Writes a graph of lines, whose result is the first result of the last line.
 fn graph_of(lines: &str) -> String {
     let inputs: Vec<String> = TENSORS
         .iter()
@@ -155,7 +156,7 @@ fn graph_of(lines: &str) -> String {
 fn costs(text: &str, is_recorded: bool) -> Option<graph::OperatorCosts> {
     let mut program = tracer::ir::read_ir(text).ok()?;
     if is_recorded {
-        // Whatever the operator is given, the trace says that something came out.
+        // Whatever the operands, the trace has a recorded result.
         let type_ = tracer::TensorType {
             shape: Some(vec![2, 3]),
             dtype: Some(graph::DType::Float32),
@@ -179,7 +180,7 @@ fn what_was_found_stays_mended() {
              %sizes : int[] = prim::ListConstruct(%most, %most, %most, %most)\n";
         costs(&graph_of(&format!("{numbers}  %out0 : Tensor = {call}\n")), false);
     };
-    // This one never ended.
+    // This one did not terminate before.
     check("aten::mul(%none, %most)");
     check("aten::float_power_()");
     check("aten::nll_loss(%s, %s, %no, %0, %0)");
@@ -213,7 +214,7 @@ fn no_call_panics() {
     }
     panic::set_hook(hook);
     assert!(failed.is_empty(), "{} operators panic:\n{}", failed.len(), failed.join("\n"));
-    // Most calls are refused; of the others there must be enough to say anything.
+    // Most calls are rejected; enough of the others must remain for the test to mean anything.
     assert!(
         built > 500 * each,
         "only {built} of {} calls have a graph",

@@ -255,7 +255,7 @@ fn no_gradient_flows_through_positions() {
     };
     let (first, second) = (2 * 2 * 3 * 4, 2 * 2 * 4 * 4);
     assert_eq!(total("%t : Tensor = aten::relu(%y)"), (first + second, 2 * (first + second)));
-    // Codes of a codec: what made them learns nothing from what is made of them.
+    // Codes of a codec: no gradient flows from operators on them to the operators that made them.
     let codes = "%codes : Tensor = aten::argmax(%y, %1, %no)\n  \
                  %t : Tensor = aten::embedding(%e, %codes, %m, %no, %no)";
     assert_eq!(total(codes), (first + second, 2 * second));

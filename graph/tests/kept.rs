@@ -1,5 +1,5 @@
-//! What autograd keeps for the backward pass. The expected bytes are those of PyTorch 2.11 on a CPU, summed over the
-//! storages that `torch.autograd.graph.saved_tensors_hooks` sees.
+//! Saved activations. The expected bytes are those of PyTorch 2.11 on a CPU, summed over the storages that
+//! `torch.autograd.graph.saved_tensors_hooks` sees.
 
 use graph::BuildOptions;
 
@@ -16,7 +16,7 @@ const CONSTANTS: &str = "  %none : NoneType = prim::Constant()
   %12 : int = prim::Constant[value=12]()
 ";
 
-/// Inputs are `name size,size…`, floats that need a gradient; `name! …` has a type written out.
+/// Inputs are `name size,size…`, floats that need a gradient; `name! …` has an explicit type.
 #[track_caller]
 fn check(inputs: &[&str], body: &str, expected: u64) {
     let inputs: Vec<String> = inputs
@@ -43,7 +43,7 @@ fn check(inputs: &[&str], body: &str, expected: u64) {
 
 #[test]
 fn fused_attention_writes_in_the_order_of_its_query() {
-    // The linear layer keeps the very tensor that attention has written: nothing is copied between them.
+    // The linear layer saves the same tensor that attention has written: nothing is copied between them.
     check(
         &["x 2,5,3,3,4", "w 6,12"],
         "%order : int[] = prim::ListConstruct(%2, %0, %3, %1, %4)
@@ -57,7 +57,7 @@ fn fused_attention_writes_in_the_order_of_its_query() {
          %out : Tensor = aten::linear(%r, %w, %none)",
         2328,
     );
-    // The same with the sequence first, as `nn.MultiheadAttention` has it.
+    // The same with the sequence first, as in `nn.MultiheadAttention`.
     check(
         &["x 5,2,3,3,4", "w 6,12"],
         "%order : int[] = prim::ListConstruct(%2, %1, %3, %0, %4)
@@ -167,8 +167,8 @@ fn training_keeps_statistics_and_masks() {
              %out : Tensor = aten::batch_norm(%x, %w, %w, %mean, %mean, %training, %rate, %rate, %no)"
         )
     };
-    // The operand and the weight; in training the mean and the spread of each channel as well. In evaluation the
-    // statistics themselves are kept, here one fresh tensor.
+    // The operand and the weight; in training also the mean and deviation of each channel. In evaluation the statistics
+    // themselves are saved, here one fresh tensor.
     check(&["x 2,4,3,3", "w 4"], &norm("1"), 288 + 16 + 16 + 32);
     let drop = |name: &str, rate: &str, training: &str| {
         format!(
@@ -179,7 +179,7 @@ fn training_keeps_statistics_and_masks() {
         )
     };
     check(&["x 2,4,3,3"], &drop("dropout", "0.5", "1"), 288 + 72);
-    // What drops nothing is not there.
+    // A dropout with probability zero does not count.
     check(&["x 2,4,3,3"], &drop("dropout", "0.", "1"), 288);
     check(&["x 2,4,3,3"], &drop("dropout", "0.5", "0"), 288);
     check(&["x 2,4,3,3"], &drop("feature_dropout", "0.5", "1"), 288 + 2 * 4 * 4);
@@ -197,7 +197,7 @@ fn no_gradient_flows_into_what_gives_only_its_dtype() {
 
 #[test]
 fn a_norm_over_batches_lays_its_result_out_in_order() {
-    // Turned back, it is out of order: the linear layer keeps a copy of its own.
+    // Transposed back, it is not contiguous: the linear layer saves a copy of its own.
     check(
         &["x 2,4,6", "w 3,6"],
         "%training : bool = prim::Constant[value=1]()
@@ -217,13 +217,13 @@ fn attention_that_no_kernel_takes_is_kept_by_parts() {
              %out : Tensor = aten::scaled_dot_product_attention({query}, %k, %v, %none, %zero, %no, %none, %no)"
         )
     };
-    // The numbers of a head lie apart.
+    // The numbers of a head are not contiguous.
     check(&["q 1,2,4,5", "k 1,2,3,4", "v 1,2,3,4"], &attend("%t"), 472);
     check(&["q 1,2,5,4", "k 1,2,3,4", "v 1,2,3,4"], &attend("%q"), 552);
     let grouped = attend("%t").replace("%none, %no)", "%none, %yes)");
     let grouped = format!("%yes : bool = prim::Constant[value=1]()\n{grouped}");
     check(&["q 1,4,4,5", "k 1,2,3,4", "v 1,2,3,4"], &grouped, 944);
-    // One head of keys for all queries: spread as a view for a batch of one, else as copies.
+    // One head of keys for all queries: expanded as a view for a batch of one, else as copies.
     check(&["q 1,2,5,4", "k 1,1,3,4", "v 1,1,3,4"], &attend("%q"), 376);
     check(&["q 2,2,5,4", "k 2,1,3,4", "v 2,1,3,4"], &attend("%q"), 944);
 }
@@ -305,7 +305,7 @@ fn what_few_models_use_keeps_what_it_keeps() {
                   %16 : int = prim::Constant[value=16]()
                   %c : Tensor = aten::complex(%x, %x)
                   %out : Tensor = aten::istft(%c, %64, %16, %none, %none, %yes, %no, %yes, %none, %no)";
-    // The real part, which is the imaginary part here, a window of ones, and how much of all windows lies on each place.
+    // The real part, which is the imaginary part here, a window of ones, and the sum of all windows at each position.
     check(&["x 2,33,21"], signal, 5544 + 256 + 1536);
 }
 
@@ -344,7 +344,7 @@ fn what_few_statistics_keep() {
 #[test]
 fn copies_of_views_keep_nothing() {
     check(&["x 3,5"], "%out : Tensor = aten::transpose_copy(%x, %0, %1)", 0);
-    // But they are tensors of their own.
+    // They are tensors of their own here.
     check(&["x 3,5"], "%y : Tensor = aten::transpose_copy(%x, %0, %1)\n%out : Tensor = aten::sin(%y)", 60);
     let both = "%y : Tensor = aten::alias_copy(%x)
                 %a : Tensor = aten::sin(%x)
@@ -357,7 +357,7 @@ fn copies_of_views_keep_nothing() {
 fn a_transform_of_real_numbers_keeps_them() {
     check(&["x 3,5"], "%out : Tensor = aten::fft_rfft(%x, %none, %1, %none)", 60);
     check(&["x 3,5"], "%out : Tensor = aten::fft_ihfft(%x, %4, %1, %none)", 60);
-    // Longer than it is: a copy with zeros.
+    // Longer than the input: a copy padded with zeros.
     check(&["x 3,5"], "%out : Tensor = aten::fft_rfft(%x, %10, %1, %none)", 120);
     check(&["x 3,5"], "%out : Tensor = aten::fft_hfft(%x, %none, %1, %none)", 0);
 }
@@ -402,7 +402,7 @@ fn masked_scatter_keeps_its_mask_alone() {
 fn norms_along_a_dimension_are_kept_with_what_they_are_of() {
     check(&["x 3,4,5"], "%out : Tensor = aten::norm_except_dim(%x, %2, %0)", 252);
     check(&["x 3,4,5"], "%out : Tensor = aten::norm_except_dim(%x, %2, %2)", 260);
-    // A copy in another order, beside the square that the product keeps.
+    // A copy in another order, in addition to the square that the product saves.
     let both = "%n : Tensor = aten::norm_except_dim(%x, %2, %1)
          %y : Tensor = aten::exp(%x)
          %z : Tensor = aten::mul(%y, %x)

@@ -1,4 +1,4 @@
-//! Programs that devices share: which exchanges stand where, and that sizes of parts must fit together.
+//! Shared programs: the places of exchanges, and the consistency of sizes of parts.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use graph::{
@@ -18,7 +18,7 @@ fn read(text: &str) -> (Program, ModelGraph) {
     (program, graph)
 }
 
-/// Chooses for each operator the strategy that gives such a layout, and cuts stored tensors as the strategies need them.
+/// Chooses for each operator the strategy with the wanted layout, and cuts stored tensors as the strategies need.
 fn choice(look: &Look<'_>, wanted: &[Layout]) -> Choice {
     let mut tensors = vec![Layout::Whole; look.graph.tensors.len()];
     let mut strategies = Vec::new();
@@ -58,7 +58,7 @@ fn columns_then_rows_take_one_sum() {
     let (program, graph) = read(PERCEPTRON);
     let look = Look::new(&graph, 2);
     let made = sharded(&program, &look, &choice(&look, &[CUT(1), CUT(1), Layout::Sum])).unwrap();
-    // The input carries no gradient, so nothing is summed on the way back.
+    // The input carries no gradient, so nothing is summed in the backward pass.
     assert_eq!(names(&made.program), ["linear", "relu", "linear", "shard_reduce"]);
     let cuts: Vec<usize> = made.cuts.values().map(|slice| slice.dim).collect();
     assert_eq!(cuts, [0, 1]);
@@ -71,7 +71,7 @@ fn columns_then_rows_take_one_sum() {
 fn a_value_that_all_have_enters_shared_work_by_a_copy() {
     let (program, graph) = read(PERCEPTRON);
     let look = Look::new(&graph, 2);
-    // The first product is done whole by each; its result carries a gradient into work on parts.
+    // The first product is whole on each device; its result carries a gradient into work on parts.
     let made = sharded(&program, &look, &choice(&look, &[Layout::Whole, CUT(1), Layout::Sum])).unwrap();
     assert_eq!(names(&made.program), ["linear", "shard_scatter", "relu", "linear", "shard_reduce"]);
     let wrong =
@@ -97,7 +97,7 @@ fn a_literal_that_was_not_divided_is_refused() {
     let made = sharded(&program, &look, &chosen).unwrap();
     assert_eq!(names(&made.program), ["shard_scatter", "relu", "shard_part", "view", "shard_gather"]);
     build(&made.program, &BuildOptions::default()).expect("parts fit together");
-    // As if nobody had looked at the number.
+    // As if the number had not been divided.
     let mut wrong = made.program;
     let view = wrong.nodes.iter_mut().find(|node| node.operator == "aten::view").unwrap();
     let Operand::List(sizes) = &mut view.arguments[1].operand else { panic!("{view:?}") };
@@ -124,7 +124,7 @@ fn each_exchange_makes_what_is_needed_of_what_is_there() {
             let steps = exchanges(from, need, true);
             let is_slice = matches!(from, Layout::Even(_));
             assert_eq!(steps.is_none(), is_slice && need == Need::In(Layout::Sum), "{from} {need:?}");
-            // Without a gradient it does not matter who does what with a whole value.
+            // Without a gradient it does not matter how devices use a whole value.
             if need == Need::Partial {
                 assert_eq!(exchanges(from, need, false), exchanges(from, Need::Whole, false), "{from}");
                 assert_ne!(steps, exchanges(from, Need::Whole, true), "{from}");
@@ -133,7 +133,8 @@ fn each_exchange_makes_what_is_needed_of_what_is_there() {
     }
 }
 
-/// Rows that are routed to experts become a term of a sum, too; each row is sent to all other devices, whoever has it.
+/// Rows that are routed to experts become a term of a sum, too; each row is sent to all other devices, whichever has
+/// it.
 #[test]
 fn rows_of_experts_go_where_they_are_needed() {
     let routed = Routed { offsets: tracer::ValueId(7), experts: 4 };
@@ -166,7 +167,8 @@ fn a_trained_number_is_used_in_parts() {
     assert_eq!(cut.needs, [Need::In(CUT(1)), Need::Partial]);
 }
 
-/// Of VGG-19 on 224 x 224 in two bands each convolution takes a row of the other's, and the last pool, of 14 rows to 7, one more.
+/// In VGG-19 on 224 x 224 in two bands each convolution needs a row of the other's, and the last pool, of 14 rows to 7,
+/// one more.
 #[test]
 fn halos_are_counted_exactly() {
     let window = |size: u64, results: u64, window: Window| Rows {
@@ -186,12 +188,12 @@ fn halos_are_counted_exactly() {
         bytes += row(channels.iter().copied().max().unwrap_or(0)) * pool(size).moved(2).total;
     }
     assert_eq!(bytes, 1_352_960);
-    // A reach of several bands takes of each.
+    // A window that spans several bands reads from each.
     let wide = window(12, 12, Window { extent: 9, stride: 1, padding: 4 });
     assert_eq!(wide.moved(4), Moved { total: 4 + 7 + 7 + 4, most: 7, messages: 3 });
 }
 
-/// Rows that a transposed convolution, or resampling, takes are all that reach its band, and no more than it needs.
+/// The rows that a transposed convolution, or resampling, reads are all that reach its band, and no more than it needs.
 #[test]
 fn bands_take_all_rows_that_reach_them() {
     for degree in 1..=4 {
@@ -212,7 +214,7 @@ fn bands_take_all_rows_that_reach_them() {
                         "{rows:?} on {rank} of {degree}"
                     );
                 }
-                // What it makes of them begins no later than its band, and ends no sooner.
+                // Its result begins no later than its band, and ends no earlier.
                 let made = (last - 1) * stride as i64 - padding + extent as i64;
                 assert!(first * stride as i64 - padding <= begin as i64 && made >= end as i64, "{rows:?}");
             }
@@ -242,7 +244,7 @@ const BIASED: &str = "graph(%self : __torch__.Net,
   return (%t, %h)
 ";
 
-/// Lets takers of what an operator of ours makes have what it is given.
+/// Makes consumers of an exchange's result use its operand instead.
 fn without(made: &mut Sharded, name: &str) {
     let at = made.program.nodes.iter().position(|node| node.operator == format!("shard::{name}")).unwrap();
     let (operand, value) =
@@ -261,7 +263,7 @@ fn without(made: &mut Sharded, name: &str) {
     arguments.map(|argument| &mut argument.operand).chain([&mut made.program.output]).for_each(replace);
 }
 
-/// Makes an operator of ours another.
+/// Replaces one exchange by another.
 fn instead(made: &mut Sharded, from: Exchange, to: Exchange, name: &str) {
     let (id, exchange) = made.exchanges.iter_mut().find(|(_, one)| **one == from).unwrap();
     *exchange = to;
@@ -277,11 +279,11 @@ fn each_fault_of_a_shared_program_is_named_with_its_operator() {
     let gives: Vec<Layout> = if graph.operators.len() == gives.len() {
         gives.to_vec()
     } else {
-        // The list is no operator where the reader folds it.
+        // The list is not an operator if the reader folds it.
         gives.iter().enumerate().filter(|(at, _)| *at != 2).map(|(_, one)| *one).collect()
     };
     let mut chosen = choice(&look, &gives);
-    // A bias is stored as no term of a sum, which the check says where one is chosen so.
+    // A bias is not stored as a term of a sum; the check reports a choice that has it so.
     let made = sharded(&program, &look, &chosen).unwrap();
     assert!(check(&program, &look, &chosen, &made).unwrap_err().to_string().contains("`second.bias`"));
     chosen.tensors.iter_mut().filter(|one| **one == Layout::Sum).for_each(|one| *one = Layout::Whole);
@@ -295,7 +297,7 @@ fn each_fault_of_a_shared_program_is_named_with_its_operator() {
         (
             "no gradient is summed at an entry",
             Box::new(|made| without(made, "shard_copy")),
-            "takes `s`, which is whole, for work that all do alike",
+            "takes `s`, which is whole, used equally by all",
         ),
         ("nothing is summed at an exit", Box::new(|made| without(made, "shard_reduce")), "`aten::tanh`"),
         ("a bias is added by each", Box::new(|made| without(made, "shard_once")), "takes `second.bias`"),
@@ -309,7 +311,7 @@ fn each_fault_of_a_shared_program_is_named_with_its_operator() {
             Box::new(move |made| {
                 instead(made, Exchange::Gather(slice), Exchange::GatherSplit(slice), "shard_gather_split");
             }),
-            "the model returns `h_whole`, which is whole, for work that is shared",
+            "the model returns `h_whole`, which is whole, used for a part by each",
         ),
         (
             "an operator is left out",

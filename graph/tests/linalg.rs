@@ -1,6 +1,6 @@
-//! Linear algebra: sizes of factors and solutions, and what they cost, as PyTorch 2.11 has them on a CPU.
+//! Linear algebra: sizes of factors and solutions, and their costs, as in PyTorch 2.11 on a CPU.
 //!
-//! Kept bytes are those that `torch.autograd.graph.saved_tensors_hooks` sees, operations those that
+//! Saved bytes are those that `torch.autograd.graph.saved_tensors_hooks` sees, operations those that
 //! `torch.utils.flop_counter` counts.
 
 use graph::{BuildErrors, BuildOptions, ModelGraph};
@@ -70,7 +70,7 @@ fn results(graph: &ModelGraph) -> Vec<String> {
     graph.outputs.iter().map(|value| graph.value(*value).fact.to_string()).collect()
 }
 
-/// Compares what comes out.
+/// Compares the results.
 #[track_caller]
 fn check(call: &str, expected: &[&str]) {
     let graph = graph_of(call, expected.len()).expect("a graph");
@@ -78,7 +78,7 @@ fn check(call: &str, expected: &[&str]) {
     assert_eq!(results(&graph), expected, "{call}");
 }
 
-/// Compares kept bytes, and the operations forward and backward.
+/// Compares saved bytes, and the operations forward and backward.
 #[track_caller]
 fn check_costs(call: &str, n_results: usize, expected: (u64, u64, u64)) {
     let total = graph::costs(&graph_of(call, n_results).expect("a graph")).total();
@@ -139,10 +139,10 @@ fn factors() {
 #[test]
 fn systems() {
     check("linalg_solve(%s, %b, %yes)", &["float32 2x3x4"]);
-    // One vector for each matrix.
+    // One vector per matrix.
     check("linalg_solve(%s, %y, %yes)", &["float32 2x3"]);
     check("%x : Tensor = aten::mT(%b)\nlinalg_solve(%s, %x, %no)", &["float32 2x4x3"]);
-    // Batches are spread.
+    // Batches are broadcast.
     check("%x : Tensor = aten::select(%s, %0, %0)\nlinalg_solve(%x, %b, %yes)", &["float32 2x3x4"]);
     check("linalg_solve_ex(%s, %b, %yes, %no)", &["float32 2x3x4", "int32 2"]);
     check("cholesky_solve(%b, %s, %no)", &["float32 2x3x4"]);
@@ -151,7 +151,7 @@ fn systems() {
     check("lu_solve(%b, %s, %p)", &["float32 2x3x4"]);
     check("triangular_solve(%b, %s, %yes, %no, %no)", &["float32 2x3x4", "float32 2x3x3"]);
     check("linalg_tensorsolve(%k, %v, %none)", &["float32 2x3"]);
-    // Whether there are residuals, ranks and singular values says the driver.
+    // The driver decides whether there are residuals, ranks and singular values.
     let kinds =
         ["float32 2x3x4", "float32 of unknown shape", "int64 of unknown shape", "float32 of unknown shape"];
     check("linalg_lstsq(%t, %h, %none, %none)", &kinds);

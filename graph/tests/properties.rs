@@ -1,9 +1,9 @@
-//! Graphs of random module trees and call sequences: skips, views, in-place operators, modules called again and again.
+//! Graphs of random module trees and call sequences: skips, views, in-place operators, modules called repeatedly.
 
 use graph::{BuildOptions, Item, Level, ModelGraph};
 use proptest::{prelude::*, sample::Index};
 
-/// One operator: what it does, the earlier values it reads, and the modules that are being called.
+/// One operator: its kind, the earlier values it reads, and the modules that are being called.
 type Step = (u8, Index, Index, Vec<u8>);
 
 /// Writes the steps as a dump of `str(traced.inlined_graph)`; every value is a square of floats.
@@ -77,7 +77,7 @@ proptest! {
         let graph = build(&dump(&steps, result));
         for items in levels(&graph) {
             let quotient = graph.quotient(items.clone());
-            // Items stand in execution order, so edges that only go forward cannot close a cycle.
+            // Items are in execution order, so edges that only go forward cannot close a cycle.
             prop_assert!(quotient.edges.keys().all(|(from, to)| from < to));
             let mut next = 0;
             for item in &items {

@@ -1,8 +1,8 @@
-//! Sizes of what operators give that few models use, as PyTorch 2.11 gives them.
+//! Result sizes of rare operators, as in PyTorch 2.11.
 
 use graph::BuildOptions;
 
-/// Builds the graph of a body over `%x : 2x3x4`, `%m : 3x4` and `%v : 5`, and compares what comes out.
+/// Builds the graph of a body over `%x : 2x3x4`, `%m : 3x4` and `%v : 5`, and compares the results.
 #[track_caller]
 fn check(body: &str, expected: &str) {
     let float = |name: &str, sizes: &str, strides: &str| {
@@ -38,7 +38,7 @@ fn sizes_are_torchs() {
     );
     check("%a : Tensor, %out : Tensor = aten::aminmax(%x, %1, %no)", "float32 2x4");
     check("%out : Tensor = aten::trace(%m)", "float32 scalar");
-    // A slope for each channel, which stand in the middle.
+    // One slope per channel, in the middle dimension.
     check(
         "%s : int[] = prim::ListConstruct(%3)
          %w : Tensor = aten::zeros(%s, %none, %none, %none, %none)
@@ -92,7 +92,7 @@ fn sizes_are_torchs() {
         "%o : Tensor = aten::mul(%x, %2)\n%u : Tensor = aten::unsqueeze_(%o, %0)\n%out : Tensor = aten::transpose_(%u, %0, %1)",
         "float32 2x1x3x4",
     );
-    // A number of Python's is no double where it meets whole numbers.
+    // A Python number is not a double when combined with integers.
     check(
         "%c : Double(requires_grad=0, device=cpu) = prim::Constant[value={2.5}]()
          %a : Tensor = aten::arange(%5, %none, %none, %none, %none)
@@ -179,7 +179,8 @@ fn masked_scatter_takes_a_source_of_any_sizes() {
     );
 }
 
-/// Builds a graph in which a product that its rule rejects comes before a `relu`, and the trace has recorded its result.
+/// Builds a graph in which a product that its rule rejects comes before a `relu`, and the trace has recorded its
+/// result.
 fn contradicted(recorded: Option<Vec<u64>>) -> Result<graph::ModelGraph, graph::BuildErrors> {
     let text = "graph(%x : Float(2, 3, 4, strides=[12, 4, 1], requires_grad=0, device=cpu)):\n  \
                 %y : Tensor = aten::matmul(%x, %x)\n  %out : Tensor = aten::relu(%y)\n  return (%out)\n";
@@ -206,8 +207,8 @@ fn a_rule_that_contradicts_the_trace_gives_way_and_is_told() {
     let [told] = graph.disagreements.as_slice() else { panic!("{:?}", graph.disagreements) };
     assert_eq!(told.recorded, "float32 2x3x5");
     assert!(told.inferred.contains('4') && told.inferred.contains('3'), "{}", told.inferred);
-    // Costs are counted with what is known.
+    // Costs are counted from the known sizes.
     assert!(graph::costs(&graph).total().unmeasured <= 2);
-    // Nothing is known of the result: the operator is refused.
+    // Nothing is known about the result: the operator is refused.
     assert!(contradicted(None).is_err());
 }

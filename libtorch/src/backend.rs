@@ -8,7 +8,7 @@ use tch::{Device, Tensor};
 use crate::{error::TorchError, kinds::is_float, seeded::Roots, stage::TorchStage};
 use runtime::{Backend, BackendError};
 
-/// What a backend needs to know.
+/// What a backend is built from.
 pub struct TorchSetup {
     /// Archive of each stage.
     pub archives: Vec<PathBuf>,
@@ -16,9 +16,9 @@ pub struct TorchSetup {
     pub model_outputs: Vec<Vec<bool>>,
     /// Device of each rank.
     pub devices: Vec<Device>,
-    /// Inputs of the model by micro-batch; every step sees the same.
+    /// Inputs of the model by micro-batch; every step gets the same ones.
     pub inputs: Vec<Vec<Tensor>>,
-    /// Step size of plain gradient descent.
+    /// Learning rate of plain gradient descent.
     pub learning_rate: f64,
 }
 
@@ -27,7 +27,7 @@ pub struct TorchBackend {
     archives: Vec<PathBuf>,
     model_outputs: Vec<Vec<bool>>,
     devices: Vec<Device>,
-    /// A tensor may move between threads but not be looked at from two.
+    /// A tensor may move between threads but not be shared by two.
     inputs: Mutex<Vec<Vec<Tensor>>>,
     n_micro_batches: usize,
     learning_rate: f64,
@@ -54,7 +54,7 @@ impl TorchBackend {
     }
 }
 
-/// Returns the loss that stands for training: the mean square of every floating-point output, summed.
+/// Returns a loss for training: the mean square of every floating-point output, summed.
 pub(super) fn loss(outputs: &[&Tensor]) -> Result<Option<Tensor>, TorchError> {
     let mut sum: Option<Tensor> = None;
     for output in outputs.iter().filter(|output| is_float(output.kind())) {

@@ -1,8 +1,8 @@
 //! Measures the operators of a plan on one device.
 //!
-//! The gradients of some operators are kernels that can be called ([`crate::gradients`]). For the others
-//! a backward pass is started with a gradient of ones, because tch can pass no other; making the ones, and starting
-//! autograd, is measured beside it on an operator that does nothing, and subtracted.
+//! The gradients of some operators have kernels of their own ([`crate::gradients`]). For the others a backward pass
+//! starts from a gradient of ones, because tch can pass no other; the time of making the ones and of starting autograd
+//! is measured on an operator that does nothing, and subtracted.
 
 use std::fmt;
 
@@ -24,22 +24,22 @@ use crate::{
 
 /// The libtorch that tch is built for.
 const LIBTORCH: &str = "2.11.0";
-/// Of a GPU whose driver does not tell its cache: twice that of an H100.
+/// For a GPU whose driver does not report its cache: twice that of an H100.
 const GPU_CACHE: f64 = 100e6;
-/// Of a processor that does not tell its cache.
+/// For a CPU that does not report its cache.
 const PROCESSOR_CACHE: f64 = 64e6;
-/// Copies of a GPU's operators fill its cache so many times: results lie where the one before lay, so inputs alone must
-/// drive each other out, and a cache does not forget in order.
+/// Copies of a GPU's operators fill its cache this many times over: results reuse the memory of the previous ones, so
+/// the inputs alone must evict each other, and a cache does not evict in order.
 const GPU_ROTATION: f64 = 4.0;
 /// The first generation of GPUs whose tensor cores take bfloat16 and TF32.
 const AMPERE: u32 = 80;
-/// Longer calls, in seconds, are the same with warm caches.
+/// Calls longer than this, in seconds, take the same time with warm caches.
 const LONG: f64 = 5e-3;
-/// Of so many operators one is measured with empty caches as well.
+/// One in this many operators is measured with empty caches as well.
 const FLUSHED_EVERY: u64 = 4;
 /// Least share of a measured backward pass that subtraction leaves.
 const LEAST_SHARE: f64 = 0.05;
-/// A difference of two times is one when it is so many times its own error.
+/// A difference of two times counts when it is this many times its own error.
 const RESOLVED: f64 = 4.0;
 
 /// A device that operators are measured on.
@@ -50,31 +50,31 @@ pub struct Bench {
     card: Option<Card>,
     timer: Timer,
     pool: Pool,
-    /// Bytes that no cache holds.
+    /// More bytes than any cache holds.
     rotation: f64,
     /// On processors.
     flush: Option<Flush>,
 }
 
-/// What was measured of one call.
+/// The measurement of one call.
 struct Measured {
     cold: Timing,
-    /// Where that could make a difference.
+    /// With warm caches, where that can make a difference.
     warm: Option<Timing>,
-    /// Seconds with empty caches, where that was measured.
+    /// Seconds with empty caches, where measured.
     flushed: Option<f64>,
 }
 
-/// What a call costs besides its work, in seconds.
+/// The overhead of a call, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Overhead {
-    /// A call of an operator of one element.
+    /// A call of an operator on one element.
     pub call: f64,
-    /// What is added when autograd records it.
+    /// Added when autograd records it.
     pub recording: f64,
-    /// One such operator on the way back.
+    /// The backward pass of one such operator.
     pub backward: f64,
-    /// What is added on a processor when other operators have run since, so that its cache no longer holds the code.
+    /// Added on a CPU when other operators have run since, so that its cache no longer holds the code.
     pub cold: Option<f64>,
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for Overhead {
 }
 
 impl Bench {
-    /// Opens a device; the number of threads is left as it is when none is given.
+    /// Opens a device; without a number of threads the current one stays.
     ///
     /// # Errors
     /// When libtorch cannot use the device.
@@ -119,7 +119,7 @@ impl Bench {
         Ok(Self { device, name, card: found, timer, pool: Pool::new(rotation, device), rotation, flush })
     }
 
-    /// Returns the device's name as rows have it.
+    /// Returns the device's name as it is written in rows.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -129,7 +129,7 @@ impl Bench {
         self.device.is_cuda()
     }
 
-    /// Returns the types that are worth measuring: of a GPU those that it multiplies by itself, of a processor the usual one.
+    /// Returns the data types worth measuring: on a GPU those that its hardware multiplies, on a CPU the usual one.
     pub fn dtypes(&self) -> Vec<DType> {
         if !self.is_cuda() {
             return vec![DType::Float32];
@@ -148,7 +148,7 @@ impl Bench {
     pub fn conditions(&self) -> Result<Header, TorchError> {
         let mut header = Header::default();
         header.set("device", &self.name);
-        // A GPU whose driver says nothing has neither.
+        // A GPU whose driver reports nothing has neither.
         let (clocks, hardware) = match &self.card {
             Some(card) => (profile::gpu_clocks(&card.address), Some(card.hardware.clone())),
             None if self.is_cuda() => (None, None),
@@ -172,9 +172,10 @@ impl Bench {
         header.set("pace", self.pace()?);
         header.set(
             "method",
-            match self.device.is_cuda() {
-                true => "seconds: on the device, batches of calls queued behind copies whose own time is subtracted; host_seconds: until a call returns",
-                false => "seconds: median of single calls, without what the thread waited for a processor, in memory that stays with the process",
+            if self.device.is_cuda() {
+                "seconds: on the device, batches of calls queued behind copies whose own time is subtracted; host_seconds: until a call returns"
+            } else {
+                "seconds: median of single calls, without what the thread waited for a processor, in memory that stays with the process"
             }
             .to_string()
                 + "; inputs rotate over copies larger than the cache, warm_seconds are without that, flushed_seconds with empty caches; backward without autograd's start, without a time where that cannot be told from noise",
@@ -182,8 +183,8 @@ impl Bench {
         Ok(header)
     }
 
-    /// Measures rates, of each type its own, rounded up to powers of two: small differences do not change the plan, and its
-    /// longest operators take as long as they should.
+    /// Measures rates, one for each type, rounded up to powers of two: small differences then do not change the plan,
+    /// and its longest operators take as long as intended.
     ///
     /// # Errors
     /// When the device fails.
@@ -203,7 +204,7 @@ impl Bench {
         })
     }
 
-    /// Measures how fast the machine is now, by work that is always the same.
+    /// Measures how fast the machine is now, with a fixed amount of work.
     ///
     /// # Errors
     /// When the device fails.
@@ -212,7 +213,7 @@ impl Bench {
         Ok(Pace { product: product.device.median(), copy: copy.device.median() })
     }
 
-    /// Times a product that fills the device; with its FLOPs.
+    /// Times a product that fills the device; returns also its FLOPs.
     fn product(&self, dtype: DType) -> Result<(Timing, f64), TorchError> {
         self.multiply_as(dtype)?;
         let size = if self.device.is_cuda() { 4096 } else { 512 };
@@ -226,10 +227,10 @@ impl Bench {
         Ok((timing, 2.0 * (size as f64).powi(3)))
     }
 
-    /// Times a copy; with its bytes.
+    /// Times a copy; returns also its bytes.
     fn copy(&self) -> Result<(Timing, f64), TorchError> {
         let elements = 1_i64 << if self.device.is_cuda() { 26 } else { 23 };
-        // Zeros could all be one page of the kernel's.
+        // Zeros could all be backed by one page of the kernel.
         let from = Tensor::f_ones([elements], (Element::Float, self.device))?;
         let mut to = from.f_to_dtype(Element::Float, false, true)?;
         let timing = tch::no_grad(|| {
@@ -241,7 +242,7 @@ impl Bench {
         Ok((timing, 8.0 * elements as f64))
     }
 
-    /// Says how float32 is multiplied from now on.
+    /// Sets how float32 is multiplied from now on.
     fn multiply_as(&self, dtype: DType) -> Result<(), TorchError> {
         if self.device.is_cuda() {
             precision::set(if dtype == DType::Tf32 { Tf32::Allowed } else { Tf32::Forbidden })?;
@@ -249,7 +250,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures what a call costs besides its work.
+    /// Measures the overhead of a call.
     ///
     /// # Errors
     /// When the device fails.
@@ -289,7 +290,7 @@ impl Bench {
     /// Measures all phases of an item.
     ///
     /// # Errors
-    /// When the device has no room for it, or no such operator.
+    /// When the device has no memory for it, or no such operator.
     pub fn measure(&self, item: &Item) -> Result<Vec<Row>, TorchError> {
         self.multiply_as(item.dtype)?;
         let mut prepared = Prepared::new(item, &self.pool, self.rotation)?;
@@ -333,16 +334,18 @@ impl Bench {
                 Ok(())
             };
             let measured = self.measured(outputs.len(), is_flushed, &mut backward)?;
-            rows.push(match is_resolved(&measured.cold.device, &idle.cold.device) {
-                true => self.row(item, *phase, &measured, Some(&idle)),
-                // A row without a time: readers pass over it, and the item is complete.
-                false => Row::of(item, *phase, &self.name),
+            rows.push(if is_resolved(&measured.cold.device, &idle.cold.device) {
+                self.row(item, *phase, &measured, Some(&idle))
+            } else {
+                // A row without a time: readers skip it, and the item is complete.
+                Row::of(item, *phase, &self.name)
             });
         }
         Ok(rows)
     }
 
-    /// Measures a call on copies in turn; then on one alone, and with empty caches, where that could make a difference.
+    /// Measures a call on rotating copies; then on a single one, and with empty caches, where that can make a
+    /// difference.
     fn measured(&self, n_copies: usize, is_flushed: bool, call: &mut Call) -> Result<Measured, TorchError> {
         let cold = self.timer.measure(call)?;
         let is_short = cold.device.median() < LONG;
@@ -352,7 +355,7 @@ impl Bench {
         Ok(Measured { cold, warm, flushed })
     }
 
-    /// Measures a backward pass without work: a gradient of ones is made and handed on.
+    /// Measures a backward pass without work: a gradient of ones is made and passed on.
     fn idle(&self, output: &Tensor, is_flushed: bool) -> Result<Measured, TorchError> {
         let leaf = tch::no_grad(|| output.f_detach())?.f_set_requires_grad(true)?;
         let root = leaf.f_alias()?;
@@ -383,7 +386,7 @@ impl Bench {
     }
 }
 
-/// Tells whether a backward pass takes measurably longer than autograd's start.
+/// Returns whether a backward pass takes measurably longer than the start of autograd.
 fn is_resolved(cold: &Statistics, idle: &Statistics) -> bool {
     let error = |times: &Statistics| times.error() * times.median();
     cold.median() - idle.median() > RESOLVED * error(cold).hypot(error(idle))

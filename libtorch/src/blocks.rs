@@ -1,8 +1,8 @@
-//! Measures the blocks of a model where they stand, and the whole model.
+//! Measures the blocks of a model in place, and the whole model.
 //!
-//! Each block is a stage archive. A round runs all of them one after the other on what they really hand on, with the
-//! caches as the block before left them; then back. The whole model runs beside them in each round, so that drift
-//! meets both.
+//! Each block is a stage archive. A round runs all of them one after the other on the tensors they really pass on, with
+//! the caches as the previous block left them; then backward. The whole model runs beside them in each round, so that
+//! drift affects both.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,8 +23,8 @@ use crate::{
     timer::{Timer, Watch},
 };
 
-/// Rounds before those that count: the third step finds memory as all later ones do. GPT-2's (124 M parameters) took 1.5,
-/// 1.1, 1.0, 0.9, 0.9 s.
+/// Rounds before those that count: the third step finds memory in the state of all later ones. GPT-2 (124 M parameters)
+/// took 1.5, 1.1, 1.0, 0.9, 0.9 s.
 const WARM_UP: usize = 2;
 /// Fewest and most rounds that count.
 const ROUNDS: (usize, usize) = (3, 30);
@@ -34,7 +34,7 @@ const ROUNDS: (usize, usize) = (3, 30);
 pub struct BlockTimes {
     /// Forward, without recording.
     pub forward: Statistics,
-    /// What a training step takes more than that: recording and the backward pass.
+    /// What a training step takes on top of that: recording and the backward pass.
     pub backward: Statistics,
     /// Sizes of the first result.
     pub output: Vec<i64>,
@@ -50,14 +50,14 @@ struct Block {
     times: BlockTimes,
 }
 
-/// What one training pass leaves.
+/// What one training pass leaves for the backward pass.
 struct Recorded {
     leaves: Vec<Tensor>,
     outputs: Vec<Tensor>,
 }
 
-/// Measures blocks and the whole model, for `seconds` at most once the fewest rounds are done. Returns the blocks'
-/// times and the model's.
+/// Measures blocks and the whole model, for at most `seconds` after the fewest rounds. Returns the times of the blocks
+/// and of the model.
 ///
 /// # Errors
 /// When an archive cannot be loaded or run.
@@ -71,9 +71,10 @@ pub fn measure_blocks(
     progress: &mut dyn FnMut(usize),
 ) -> Result<(Vec<BlockTimes>, BlockTimes), TorchError> {
     let timer = Timer::new(device)?;
-    match device.is_cuda() {
-        true => precision::set(Tf32::InConvolutions)?,
-        false => memory::keep()?,
+    if device.is_cuda() {
+        precision::set(Tf32::InConvolutions)?;
+    } else {
+        memory::keep()?;
     }
     let inputs: Vec<Tensor> =
         inputs.iter().map(|input| input.f_to_device(device)).collect::<Result<_, _>>()?;
@@ -125,7 +126,7 @@ fn pass(
     Ok(seconds)
 }
 
-/// Runs a training step over all blocks: there, and back in reverse.
+/// Runs a training step over all blocks: forward, then backward in reverse order.
 fn training(
     blocks: &mut [Block],
     wiring: &Wiring,
@@ -141,7 +142,7 @@ fn training(
             .iter()
             .map(|source| argument(*source, inputs, &outputs))
             .collect::<Result<_, _>>()?;
-        // What the model is given needs no gradient; what a block before made does when training flows through it.
+        // Inputs of the model need no gradient; outputs of an earlier block do where training flows through it.
         let made: Vec<bool> = joints
             .inputs
             .iter()
@@ -204,19 +205,18 @@ impl Block {
         let outputs = self.run(inputs)?;
         timer.synchronize();
         let seconds = watch.seconds();
-        match counts {
-            true => self.times.forward.add(seconds),
-            false => {
-                self.times.output = outputs.first().map(Tensor::size).unwrap_or_default();
-                self.times.element = outputs.first().map(Tensor::kind);
-                let bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
-                self.times.output_bytes = outputs.iter().map(bytes).sum();
-            }
+        if counts {
+            self.times.forward.add(seconds);
+        } else {
+            self.times.output = outputs.first().map(Tensor::size).unwrap_or_default();
+            self.times.element = outputs.first().map(Tensor::kind);
+            let bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
+            self.times.output_bytes = outputs.iter().map(bytes).sum();
         }
         Ok((outputs, seconds))
     }
 
-    /// Runs forward with recording. `made` tells which inputs gradients flow back to.
+    /// Runs forward with recording. `made` says which inputs gradients flow back to.
     fn record(&self, inputs: &[Tensor], made: &[bool], timer: &Timer) -> Result<(Recorded, f64), TorchError> {
         let mut leaves = Vec::new();
         let mut arguments = Vec::new();

@@ -1,24 +1,24 @@
-//! What the driver knows of the GPU that CUDA shows under a number.
+//! What the driver reports about the GPU that CUDA shows under a number.
 //!
-//! `nvidia-smi` numbers cards by their place on the bus. CUDA numbers those that `CUDA_VISIBLE_DEVICES` leaves, the fastest
-//! first: the same number may be another card. So the driver is asked by libcuda, as libtorch asks it, and `nvidia-smi`
-//! by the address on the bus. tch tells none of this.
+//! `nvidia-smi` numbers cards by their bus address. CUDA numbers those that `CUDA_VISIBLE_DEVICES` leaves, the fastest
+//! first: the same number may be another card. So the driver is asked through libcuda, as libtorch does, and
+//! `nvidia-smi` is asked by bus address. tch gives access to none of this.
 
 use libloading::Library;
 use schema::Hardware;
 
-/// A GPU by its own words.
+/// A GPU as its driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Card {
     /// `NVIDIA H100 80GB HBM3`
     pub(super) name: String,
     /// `sm90`, its L2, its memory.
     pub(super) hardware: Hardware,
-    /// Where it sits: `0000:1b:00.0`.
+    /// Bus address: `0000:1b:00.0`.
     pub(super) address: String,
 }
 
-/// Asks the driver; nothing where there is none, or another vendor's.
+/// Asks the driver; `None` without one, or for another vendor's.
 pub(super) fn card(index: usize) -> Option<Card> {
     ask(index).ok().flatten()
 }
@@ -27,7 +27,7 @@ pub(super) fn card(index: usize) -> Option<Card> {
 fn ask(index: usize) -> Result<Option<Card>, libloading::Error> {
     use std::ffi::{c_char, c_int, c_uint};
 
-    /// Of cuda.h: `CUdevice_attribute`.
+    /// `CUdevice_attribute` of cuda.h.
     const L2_CACHE_SIZE: c_int = 38;
     const CAPABILITY: [c_int; 2] = [75, 76];
     const LIBRARY: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
@@ -42,7 +42,7 @@ fn ask(index: usize) -> Result<Option<Card>, libloading::Error> {
     // SAFETY: the driver's own library, which libtorch has loaded already; the types are those of cuda.h, and each call is
     // given room for what it writes.
     unsafe {
-        // It stays, as libtorch holds pointers into it.
+        // Never unloaded: libtorch holds pointers into it.
         let driver = std::mem::ManuallyDrop::new(Library::new(LIBRARY)?);
         let init = driver.get::<Init>(b"cuInit\0")?;
         let get = driver.get::<Find>(b"cuDeviceGet\0")?;

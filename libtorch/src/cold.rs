@@ -1,8 +1,9 @@
-//! What a call takes longer on a processor when other operators ran since the last one.
+//! How much longer a call takes on a CPU when other operators ran since the last one.
 //!
-//! A suite calls one operator over and over, with its code in the core's cache and its branches known. In a model others
-//! run in between. Here small operators, whose work is next to nothing, are called right after themselves and after a
-//! dozen others that move 60 MB: the difference is the way back to the code, libtorch's own and the kernel's.
+//! A suite calls one operator over and over, with its code in the core's cache and its branches predicted. In a model
+//! other operators run in between. Here small operators, whose work is negligible, are called right after themselves
+//! and after a dozen others that move 60 MB: the difference is the cost of loading the code again, libtorch's own and
+//! the kernel's.
 
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -13,7 +14,7 @@ use crate::{error::TorchError, timer::Watch};
 /// Calls of each operator: right after itself, and after others.
 const CALLS: (usize, usize) = (50, 15);
 
-/// Returns the median, over operators, of the seconds that are added.
+/// Returns the median of the added seconds over operators.
 pub(super) fn extra() -> Result<f64, TorchError> {
     let (row, weights, image, filter) =
         (normal(&[1, 8])?, normal(&[8, 8])?, normal(&[1, 8, 4, 4])?, normal(&[8, 8, 3, 3])?);
@@ -44,7 +45,7 @@ pub(super) fn extra() -> Result<f64, TorchError> {
     let added = |call: &dyn Fn() -> Result<Tensor, TchError>| {
         Ok::<_, TorchError>(median(CALLS.1, call, true)? - median(CALLS.0, call, false)?)
     };
-    // The clock's own way back to its code.
+    // The clock's own cold start.
     let clock = added(&|| Ok(row.shallow_clone()))?;
     let mut all = Statistics::default();
     for call in calls {
@@ -57,7 +58,7 @@ fn normal(shape: &[i64]) -> Result<Tensor, TchError> {
     Tensor::f_randn(shape, (Kind::Float, Device::Cpu))
 }
 
-/// Operands of what runs in between.
+/// Operands of the operators in between.
 struct Others {
     large: Tensor,
     square: Tensor,

@@ -4,7 +4,8 @@ use tch::Device;
 
 use crate::{card, error::TorchError, gpu, precision};
 
-/// Lets libtorch use so many threads for one operator: more than there are processors wait for each other, busily.
+/// Sets the number of threads that libtorch uses for one operator: more threads than processors spin waiting for each
+/// other.
 pub fn set_threads(threads: usize) {
     tch::set_num_threads(threads.max(1) as i32);
 }
@@ -32,7 +33,7 @@ pub fn device(name: &str) -> Result<Device, TorchError> {
     }
 }
 
-/// Returns the device with this name for comparing results: NVIDIA's libraries leave TF32 alone from then on.
+/// Returns the device with this name for comparing results: NVIDIA's libraries do not use TF32 from then on.
 ///
 /// To be called before any other device is asked for.
 ///
@@ -43,7 +44,7 @@ pub fn exact_device(name: &str) -> Result<Device, TorchError> {
     device(name)
 }
 
-/// Returns what the driver calls a GPU: `NVIDIA H200`; nothing of a processor, or where the driver does not tell.
+/// Returns the driver's name of a GPU: `NVIDIA H200`; `None` for a CPU, or where the driver does not report it.
 pub fn card_name(device: Device) -> Option<String> {
     if let Device::Cuda(index) = device { card::card(index).map(|card| card.name) } else { None }
 }

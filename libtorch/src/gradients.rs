@@ -1,8 +1,8 @@
-//! Gradients whose kernel libtorch offers by itself, called as autograd calls them.
+//! Gradients whose kernel libtorch exposes as a function, called as autograd calls them.
 //!
-//! A backward pass through autograd can only begin with a gradient of ones, which is made first; of a short operator
-//! little is left after that is subtracted, and that little is mostly noise. Here nothing has to be subtracted, and the
-//! gradient rotates over copies like all else. Products, convolutions and norms have no such function in tch.
+//! A backward pass through autograd can only begin with a gradient of ones, which is made first; for a short operator
+//! little is left after subtracting that, and the rest is mostly noise. Here nothing has to be subtracted, and the
+//! gradient rotates over copies like everything else. Products, convolutions and norms have no such function in tch.
 
 use tch::{Device, Tensor};
 
@@ -17,7 +17,7 @@ use crate::{
 pub(super) struct Kept {
     /// The gradient of the result.
     gradient: Tensor,
-    /// The result, or the places of its maxima.
+    /// The result, or the indices of its maxima.
     saved: Tensor,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn kernel(item: &Item, device: Device) -> Option<Box<Kernel>> {
             drop(kept.gradient.f_mul(&c.inputs[1])?);
             kept.gradient.f_mul(&c.inputs[0])
         }),
-        // A CPU keeps what it multiplied with as floats; a GPU has a kernel of its own.
+        // A CPU saves its factors as floats; a GPU has a kernel of its own.
         (Kind::Dropout, _) if !device.is_cuda() => Box::new(|_, kept| kept.gradient.f_mul(&kept.saved)),
         (kind @ (Kind::MaxPool | Kind::AvgPool), Size::Convolution { kernel, stride, padding, .. }) => {
             let (k, s, p) = ([kernel as i64; 2], [stride as i64; 2], [padding as i64; 2]);

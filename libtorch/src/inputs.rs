@@ -1,4 +1,4 @@
-//! Inputs of a model, made at random.
+//! Random inputs of a model.
 
 use tch::{Device, Kind, Tensor};
 
@@ -7,7 +7,7 @@ use crate::{
     kinds::{carries_gradient, is_complex, is_float, kind},
 };
 
-/// A tensor to make: an input of the model.
+/// An input of the model to generate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputSpec {
     /// Name for messages.
@@ -16,7 +16,7 @@ pub struct InputSpec {
     pub dtype: String,
     /// Sizes of one micro-batch.
     pub shape: Vec<i64>,
-    /// Numbers are drawn from this one on, and below that one, where the trace says so.
+    /// Numbers are drawn from the first (inclusive) to the second (exclusive), where the trace gives a range.
     pub range: Option<(f64, f64)>,
     /// Integers without a range are drawn below this.
     pub below: i64,
@@ -39,7 +39,7 @@ pub fn random(spec: &InputSpec, seed: i64) -> Result<Tensor, TorchError> {
         (_, None) if is_complex(kind) => Tensor::f_randn(&spec.shape, (kind, Device::Cpu))?,
         (_, None) if is_float(kind) => Tensor::f_randn(&spec.shape, options)?.f_to_kind(kind)?,
         (_, Some((low, high))) => {
-            // Floats would lose large whole numbers.
+            // Floats would round large integers.
             let options = (Kind::Int64, Device::Cpu);
             let (low, high) = (low as i64, (high as i64).max((low as i64).saturating_add(1)));
             Tensor::f_randint_low(low, high, &spec.shape, options)?.f_to_kind(kind)?

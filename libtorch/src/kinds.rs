@@ -1,4 +1,4 @@
-//! Data types by their names in files, and what numbers of each are.
+//! Data types by their names in files, and their properties.
 
 use tch::Kind;
 
@@ -26,7 +26,7 @@ pub fn kind(dtype: &str) -> Result<Kind, TorchError> {
     })
 }
 
-/// Returns the name of a data type as files have it; nothing for those that inputs cannot have.
+/// Returns the name of a data type in files; `None` for those that inputs cannot have.
 pub fn dtype(kind: Kind) -> Option<&'static str> {
     const NAMES: [&str; 12] = [
         "float64",
@@ -45,17 +45,17 @@ pub fn dtype(kind: Kind) -> Option<&'static str> {
     NAMES.into_iter().find(|name| self::kind(name).is_ok_and(|known| known == kind))
 }
 
-/// Tells whether numbers of this type are real and not whole.
+/// Returns whether this type is a floating-point one.
 pub(super) fn is_float(kind: Kind) -> bool {
     matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16)
 }
 
-/// Tells whether numbers of this type are complex.
+/// Returns whether this type is complex.
 pub(super) fn is_complex(kind: Kind) -> bool {
     matches!(kind, Kind::ComplexFloat | Kind::ComplexDouble)
 }
 
-/// Tells whether tensors of this type can carry a gradient.
+/// Returns whether tensors of this type can require a gradient.
 pub(super) fn carries_gradient(kind: Kind) -> bool {
     is_float(kind) || is_complex(kind)
 }

@@ -1,14 +1,15 @@
-//! Memory of the C library, brought to where it stays with the process.
+//! Keeps freed memory of the C library with the process.
 //!
-//! glibc gives back to the kernel what is freed at its heap's end, and pieces above a threshold at once; the next such
-//! piece is cleared page by page. What is given back depends on what happened to be freed before (malloc/malloc.c,
-//! `free`), and what a page costs on whether the machine is a virtual one that gives free pages back to its host in turn:
-//! 0.3 ns a byte on one, and 2.9 a few seconds later. A forward pass of VGG-16 took 570 to 760 ms so. Measured times
-//! are to be those of the work: nothing is given back here, as with the allocators that PyTorch's tuning guide advises.
+//! glibc returns freed memory at its heap's end to the kernel, and pieces above a threshold at once; the next such
+//! piece is cleared page by page. What is returned depends on what happened to be freed before (malloc/malloc.c,
+//! `free`), and the cost of a page on whether the machine is a virtual one that returns free pages to its host in turn:
+//! 0.3 ns a byte at one time, and 2.9 a few seconds later. A forward pass of VGG-16 took 570 to 760 ms for this reason.
+//! Measured times are to be those of the work: nothing is returned here, as with the allocators that PyTorch's tuning
+//! guide recommends.
 
 use crate::error::TorchError;
 
-/// Keeps what is freed with this process.
+/// Keeps freed memory with this process.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code)]
 pub(super) fn keep() -> Result<(), TorchError> {
@@ -30,7 +31,7 @@ pub(super) fn keep() -> Result<(), TorchError> {
     Ok(())
 }
 
-/// Other C libraries are taken as they are.
+/// Other C libraries are used as they are.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub(super) fn keep() -> Result<(), TorchError> {
     Ok(())

@@ -12,23 +12,23 @@ use crate::error::TorchError;
 
 /// Most copies of an operator's tensors.
 const MOST_COPIES: usize = 64;
-/// Bytes of results that are kept for backward passes: they are fresh memory, which is slow to get.
+/// Bytes of results that are kept for backward passes: they are freshly allocated memory, which is slow.
 const RECORDED: f64 = 32e6;
 /// Tensors begin at multiples of so many elements: a cache line of the shortest.
 const ALIGNMENT: i64 = 64;
 
-/// Random numbers that tensors are pieces of: drawing them for each tensor, and touching fresh memory, takes longer
-/// than most operators.
+/// Random numbers that tensors are views of: drawing them for each tensor, and touching fresh memory, takes longer than
+/// most operators.
 pub(super) struct Pool {
     elements: i64,
     /// The numbers by element type.
     filled: RefCell<Vec<(Element, Tensor)>>,
-    /// Where the next piece begins.
+    /// Start of the next view.
     next: Cell<i64>,
     device: Device,
 }
 
-/// An operator that is ready to be called.
+/// An operator ready to be called.
 pub(super) struct Prepared {
     pub(super) copies: Vec<Copy>,
     forward: Box<Forward>,
@@ -36,9 +36,9 @@ pub(super) struct Prepared {
 
 /// One set of tensors.
 pub(super) struct Copy {
-    /// What gradients flow back to.
+    /// Tensors that need gradients.
     pub(super) inputs: Vec<Tensor>,
-    /// What is trained.
+    /// Trained parameters.
     pub(super) weights: Vec<Tensor>,
     /// Indices, and statistics that do not train.
     pub(super) rest: Vec<Tensor>,
@@ -124,7 +124,7 @@ impl Prepared {
         let work = item.work();
         let n = ((rotation / (work.bytes + work.saved_bytes).max(1.0)).ceil() as usize).clamp(1, MOST_COPIES);
         let shapes = shapes(item);
-        // Other rows of a large table are as far from the cache as the same rows of another.
+        // Other rows of a large table are as cold as the same rows of another.
         let n_tables = match item.size {
             Size::Table { cols, vocabulary, .. } => {
                 let table = item.dtype.bytes() * cols as f64 * vocabulary as f64;
@@ -146,7 +146,7 @@ impl Prepared {
                 rest.push(Tensor::f_zeros([channels], (element, pool.device))?);
                 rest.push(Tensor::f_ones([channels], (element, pool.device))?);
             }
-            // How often a maximum changes hands decides how long looking for it takes. In models a pool nearly always follows a
+            // How often a maximum changes decides how long finding it takes. In models a pool nearly always follows a
             // ReLU, half of whose results are zeros.
             let input = |shape: &Vec<i64>| match item.kind.plain() {
                 Kind::MaxPool => Ok(make(shape)?.f_relu()?),
@@ -167,12 +167,12 @@ impl Prepared {
         Ok((self.forward)(&self.copies[index % self.copies.len()])?)
     }
 
-    /// Leaves as many copies as fit with results of so many bytes.
+    /// Keeps as many copies as fit with results of this many bytes.
     pub(super) fn limit(&mut self, output_bytes: f64) {
         self.copies.truncate(((RECORDED / output_bytes.max(1.0)) as usize).max(1));
     }
 
-    /// Makes inputs and weights want gradients.
+    /// Makes inputs and weights require gradients.
     pub(super) fn record(&mut self) -> Result<(), TorchError> {
         for copy in &mut self.copies {
             for tensor in copy.inputs.iter_mut().chain(&mut copy.weights) {
@@ -272,7 +272,7 @@ fn forward(item: &Item) -> Box<Forward> {
                     Box::new(move |c| c.inputs[0].f_avg_pool2d([k, k], [s, s], [p, p], false, true, None))
                 }
                 Kind::TransposedConvolution => {
-                    // What the strided convolution leaves over at the border.
+                    // What the strided convolution leaves out at the edge.
                     let rest = (height + 2 * padding).saturating_sub(kernel) % stride;
                     let rest = rest as i64;
                     Box::new(move |c| {

@@ -1,6 +1,6 @@
-//! Where CUDA libraries may multiply float32 as TF32, and whether they must add in a fixed order.
+//! Whether CUDA libraries may multiply float32 as TF32, and whether they must add in a fixed order.
 //!
-//! tch has no switches for it, so libtorch's own are called, where C++ names are known: on Linux.
+//! tch has no switches for this, so libtorch's own functions are called, where C++ names are known: on Linux.
 
 use crate::error::TorchError;
 
@@ -9,13 +9,13 @@ use crate::error::TorchError;
 pub(super) enum Tf32 {
     /// Nothing.
     Forbidden,
-    /// Convolutions, but not products: libtorch's defaults, by which models run.
+    /// Convolutions, but not products: libtorch's default, with which models run.
     InConvolutions,
     /// Both.
     Allowed,
 }
 
-/// Says what may be multiplied as TF32 from now on.
+/// Sets what may be multiplied as TF32 from now on.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub(super) fn set(tf32: Tf32) -> Result<(), TorchError> {
@@ -43,7 +43,8 @@ pub(super) fn set(tf32: Tf32) -> Result<(), TorchError> {
     Ok(())
 }
 
-/// Has convolutions add in a fixed order from now on, or as is fastest: then the same one may differ from call to call.
+/// Makes convolutions add in a fixed order from now on, or in the fastest one: then the same call may give different
+/// results.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub(super) fn set_repeatable(is_wanted: bool) {
@@ -62,19 +63,19 @@ pub(super) fn set_repeatable(is_wanted: bool) {
     unsafe { fix_convolutions(global_context(), is_wanted) };
 }
 
-/// Elsewhere there is no switch.
+/// Elsewhere there is no such switch.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn set_repeatable(_is_wanted: bool) {}
 
-/// Keeps NVIDIA's libraries from TF32 for the life of this process, whatever operators ask for: a traced convolution carries
-/// its own permission. They read this when they are loaded.
+/// Disables TF32 in NVIDIA's libraries for the life of this process, whatever operators ask for: a traced convolution
+/// carries its own permission. They read this when they are loaded.
 #[allow(unsafe_code)]
 pub(super) fn forbid_for_good() {
     // SAFETY: called before libtorch's half for GPUs is loaded, when no thread of ours or of libtorch's reads the environment.
     unsafe { std::env::set_var("NVIDIA_TF32_OVERRIDE", "0") };
 }
 
-/// Says that there is no switch.
+/// Reports that there is no switch.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn set(tf32: Tf32) -> Result<(), TorchError> {
     match tf32 {

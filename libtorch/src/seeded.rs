@@ -1,14 +1,14 @@
-//! Backward passes that begin with a gradient for each root.
+//! Backward passes that start from a given gradient for each root.
 //!
 //! tch differentiates scalars only. A scalar whose gradient is the wanted one can be made, Σ root·gradient, but that
-//! reads and writes every root three times more. TorchScript knows libtorch's own function, `torch.autograd.grad`;
+//! reads and writes every root three more times. TorchScript can call libtorch's own function, `torch.autograd.grad`;
 //! `seeded.pt` is a module that calls it (`fixtures/seeded.py` makes it).
 
 use tch::{CModule, IValue, Tensor};
 
 use crate::error::TorchError;
 
-/// What a backward pass begins with: roots, each with its gradient.
+/// The start of a backward pass: roots, each with its gradient.
 #[derive(Debug, Default)]
 pub(super) struct Roots {
     roots: Vec<Tensor>,
@@ -23,7 +23,7 @@ impl Roots {
         Ok(())
     }
 
-    /// Adds a tensor and the gradient that arrives for it; nothing where it needs none.
+    /// Adds a tensor and the gradient that arrives for it; does nothing if the tensor needs none.
     pub(super) fn tensor(&mut self, root: Tensor, gradient: Tensor) {
         if root.requires_grad() {
             self.roots.push(root);
@@ -31,7 +31,7 @@ impl Roots {
         }
     }
 
-    /// Tells whether there is nothing to differentiate.
+    /// Returns whether there is nothing to differentiate.
     pub(super) fn is_empty(&self) -> bool {
         self.roots.is_empty()
     }
@@ -46,7 +46,7 @@ impl Grad {
         Ok(Self(CModule::load_data(&mut &include_bytes!("seeded.pt")[..])?))
     }
 
-    /// Returns the gradient of each leaf; nothing for leaves that no root depends on.
+    /// Returns the gradient of each leaf; `None` for leaves that no root depends on.
     pub(super) fn of(
         &self,
         roots: &Roots,
@@ -66,14 +66,14 @@ impl Grad {
         let gradient = |value: IValue| match value {
             IValue::Tensor(gradient) if gradient.defined() => Ok(Some(gradient)),
             IValue::Tensor(_) | IValue::None => Ok(None),
-            other => Err(TorchError(format!("a gradient is {other:?}, which is no tensor"))),
+            other => Err(TorchError(format!("a gradient is {other:?}, which is not a tensor"))),
         };
         match answer {
             IValue::GenericList(values) => values.into_iter().map(gradient).collect(),
             IValue::TensorList(tensors) => {
                 tensors.into_iter().map(|one| gradient(IValue::Tensor(one))).collect()
             }
-            other => Err(TorchError(format!("gradients are {other:?}, which is no list"))),
+            other => Err(TorchError(format!("gradients are {other:?}, which is not a list"))),
         }
     }
 }
@@ -106,7 +106,7 @@ mod tests {
             assert!(first.as_ref().unwrap().allclose(expected, 1e-6, 1e-6, false));
             assert_eq!(first.as_ref().unwrap(), again.as_ref().unwrap());
         }
-        // The graph is gone.
+        // The graph is already freed.
         assert!(grad.of(&roots, &leaves, false).is_err());
     }
 }

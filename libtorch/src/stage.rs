@@ -1,7 +1,7 @@
-//! One stage archive in libtorch: forward, and the two halves of backward.
+//! One stage archive in libtorch: the forward pass, and both halves of the backward pass.
 //!
-//! The graph executor's optimiser is off in every thread that runs a stage: it replaces parts of autograd by its
-//! own formulas, and a stage must give the gradients that eager PyTorch gives, bit for bit where possible.
+//! The graph executor's optimiser is off in every thread that runs a stage: it replaces parts of autograd by its own
+//! formulas, and a stage must give the gradients of eager PyTorch, bit for bit where possible.
 
 use std::{collections::HashMap, path::Path};
 
@@ -32,11 +32,11 @@ pub(super) struct Parameter {
     pub(super) tensor: Tensor,
 }
 
-/// What a micro-batch leaves behind for its backward pass.
+/// What a micro-batch saves for its backward pass.
 struct Kept {
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
-    /// What is differentiated; set by the first half of a split backward.
+    /// The tensors to differentiate; set by the first half of a split backward pass.
     roots: Option<Roots>,
 }
 
@@ -79,20 +79,20 @@ impl TorchStage {
         Ok(copies)
     }
 
-    /// Runs a part of the backward pass. `roots` tells what to differentiate, given the outputs.
+    /// Runs a part of the backward pass. `roots` selects what to differentiate, given the outputs.
     pub(super) fn backward(
         &mut self,
         kind: Kind,
         micro_batch: u32,
         roots: impl FnOnce(&[Tensor]) -> Result<Roots, TorchError>,
     ) -> Result<Vec<Option<Tensor>>, TorchError> {
-        let missing = || TorchError(format!("micro-batch {micro_batch} has no forward pass to go back"));
+        let missing = || TorchError(format!("micro-batch {micro_batch} had no forward pass"));
         let mut kept = self.kept.remove(&micro_batch).ok_or_else(missing)?;
         if kept.roots.is_none() {
             kept.roots = Some(roots(&kept.outputs)?);
         }
         let input_gradients = self.gradients_of(kind, &kept)?;
-        // The weight half comes later, also where the input half had nothing to do.
+        // The weight half comes later, even if the input half had nothing to do.
         if !kind.frees_activations() {
             self.kept.insert(micro_batch, kept);
         }
@@ -133,8 +133,7 @@ impl TorchStage {
         Ok(input_gradients)
     }
 
-    /// Waits until the device has done what it was asked: a GPU works behind the caller's back, and whoever is timed is to be
-    /// charged with the own work alone.
+    /// Waits until the device is done: a GPU works asynchronously, and each measurement shall count its own work alone.
     pub(super) fn finish(&self) {
         if let Device::Cuda(index) = self.device {
             tch::Cuda::synchronize(index as i64);
@@ -169,7 +168,7 @@ pub(super) fn flatten(value: IValue, tensors: &mut Vec<Tensor>) -> Result<(), To
             }
         }
         IValue::None => {}
-        other => return Err(TorchError(format!("a module returned {other:?}, which is no tensor"))),
+        other => return Err(TorchError(format!("a module returned {other:?}, which is not a tensor"))),
     }
     Ok(())
 }

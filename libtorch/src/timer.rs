@@ -1,9 +1,9 @@
 //! How long does a call take on a device?
 //!
-//! On a CPU the clock says so. A CUDA device works behind the caller's back, and tch has neither its events nor its
-//! graphs; so a batch of calls is queued behind copies that keep the device busy for longer than queueing takes,
-//! and the same is done with the copies alone: the difference is the device's own time, without the caller's. A copy
-//! takes as long whatever is allowed to products, and leaves the arithmetic units cool.
+//! On a CPU the clock measures it. A CUDA device works asynchronously, and tch exposes neither its events nor its
+//! graphs; so a batch of calls is queued behind copies that keep the device busy for longer than queueing takes, and
+//! the copies alone are measured in the same way: the difference is the device's own time, without the caller's. The
+//! time of a copy does not depend on the precision of products, and leaves the arithmetic units cool.
 
 use std::time::Instant;
 
@@ -13,11 +13,11 @@ use runtime::profile::{Statistics, waited};
 
 use crate::error::TorchError;
 
-/// Samples that are taken at most.
+/// Most samples.
 const MOST_SAMPLES: usize = 40;
-/// Share of the median that its own error may be.
+/// Accepted error of the median, as a share of it.
 const STEADY: f64 = 0.01;
-/// Bounds of what one measurement may take in seconds, as long as it has its fewest samples.
+/// Bounds on the seconds of one measurement, once it has its fewest samples.
 const BUDGET: (f64, f64) = (0.03, 0.4);
 
 /// Elements of what keeps a CUDA device busy: a copy of 256 MiB takes from 0.1 ms on the fastest devices to 2 ms, far longer
@@ -26,10 +26,10 @@ const SPACER: i64 = 1 << 26;
 
 /// Most copies that one sample queues.
 const MOST_SPACERS: f64 = 64.0;
-/// A sample whose calls were queued within this share of what keeps the device busy counts.
+/// A sample counts when its calls were queued within this share of the time that the device was kept busy.
 const QUEUED: f64 = 0.9;
 
-/// A sample that had to wait is taken again when it is shorter than this, in seconds, so many times.
+/// A sample that had to wait is repeated when it is shorter than this, in seconds, up to this many times.
 const TRUSTED: f64 = 2e-3;
 const ATTEMPTS: usize = 5;
 
@@ -46,9 +46,9 @@ struct Spacer {
     seconds: f64,
 }
 
-/// Seconds since some moment that this thread was not kept waiting.
+/// Seconds since some moment, without those that this thread was kept waiting.
 ///
-/// Operators that run on several threads are waited for by this one, whose own waiting is all that can be told.
+/// For operators that run on several threads only the waiting of this one is known.
 pub(super) struct Watch {
     waited: f64,
     start: Instant,
@@ -71,7 +71,7 @@ impl Watch {
     }
 }
 
-/// What was measured of one call.
+/// The measurement of one call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Timing {
     /// Seconds of a call on the device.
@@ -82,7 +82,7 @@ pub(super) struct Timing {
     pub(super) first: f64,
 }
 
-/// A call to measure; it is told how many went before.
+/// A call to measure; its argument is the number of calls before it.
 pub(super) type Call<'a> = dyn FnMut(usize) -> Result<(), TorchError> + 'a;
 
 impl Timer {
@@ -107,7 +107,7 @@ impl Timer {
         Ok(timer)
     }
 
-    /// Waits until the device has done what it was asked.
+    /// Waits until the device is done.
     pub(super) fn synchronize(&self) {
         if let Device::Cuda(index) = self.device {
             tch::Cuda::synchronize(index as i64);
@@ -171,7 +171,7 @@ impl Timer {
         Ok(times)
     }
 
-    /// Takes one call by itself: until it is done, and until it returns.
+    /// Times a single call: until it is done, and until it returns.
     fn alone(&self, index: usize, call: &mut Call) -> Result<(f64, f64), TorchError> {
         self.synchronize();
         let watch = Watch::start();
@@ -201,7 +201,7 @@ impl Timer {
                 }
                 let (seconds, waited) = watch.both();
                 turn += calls;
-                // A turn of others just before or after a short sample would be taken off it by mistake.
+                // Another process's turn just before or after a short sample would be subtracted from it by mistake.
                 if waited > 0.0 && seconds < TRUSTED && attempt < ATTEMPTS {
                     continue;
                 }
@@ -231,7 +231,7 @@ impl Timer {
             turn += calls;
             self.synchronize();
             let together = start.elapsed().as_secs_f64();
-            // A device that had run dry waited for the caller: that is the caller's time.
+            // A device that had run out of work waited for the caller: that is the caller's time.
             if host > QUEUED * alone && attempt < ATTEMPTS {
                 if spacers < MOST_SPACERS as usize {
                     spacers = (2 * spacers).min(MOST_SPACERS as usize);

@@ -1,8 +1,9 @@
-//! Do the stages together do what the whole model does?
+//! Do the stages together compute what the whole model computes?
 //!
 //! Both run in this process on the same inputs: outputs once, then training steps whose gradients and losses are
-//! compared. The stages run by their wiring, one after the other; schedules do not change the numbers. Parameters of zeros get
-//! random numbers after the first step: behind a head of zeros every gradient is zero, and nothing would be compared.
+//! compared. The stages run one after the other in the order of their wiring; schedules do not change the numbers.
+//! Parameters of zeros get random numbers after the first step: behind a head of zeros every gradient is zero, and
+//! nothing would be compared.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -23,16 +24,17 @@ use crate::{
 /// Learning rate of the steps.
 const RATE: f64 = 0.01;
 
-/// Steps whose gradients are compared: several, for what begins as zeros wakes layer by layer. Later on roundings would grow.
+/// Steps whose gradients are compared: several, because zeros become non-zero layer by layer. Later, rounding errors
+/// would grow.
 const COMPARED_STEPS: usize = 4;
 
-/// Standard deviation of what parameters of zeros get after the first step.
+/// Standard deviation of the numbers that replace parameters of zeros after the first step.
 const DEVIATION: f64 = 0.02;
 
-/// Beside this share of the model's largest gradient a parameter's own gradient is noise around zero.
+/// Below this share of the model's largest gradient, a parameter's own gradient is noise around zero.
 const NOISE: f64 = 1e-3;
 
-/// What was compared.
+/// The result of the comparison.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verification {
     /// Outputs of the model in the first forward pass.
@@ -45,9 +47,9 @@ pub struct Verification {
 
 /// Compares the stages with the whole model.
 ///
-/// `model_outputs` tells, for each output of the model, the stage and the position it comes from; several stage
-/// archives may hold one parameter (tied weights): their gradients are added and updated as one. Both sides run as they are
-/// written: by itself torch merges equal operators, and adds gradients up in another order than stages do.
+/// `model_outputs` gives, for each output of the model, the stage and the position that it comes from; several stage
+/// archives may hold one parameter (tied weights): their gradients are summed and they are updated as one. Both sides
+/// run unoptimised: by default torch merges equal operators, and sums gradients in another order than stages do.
 ///
 /// # Errors
 /// When an archive cannot be loaded or run.
@@ -60,7 +62,8 @@ pub fn verify(
     device: Device,
 ) -> Result<Verification, TorchError> {
     tch::jit::f_set_graph_executor_optimize(false)?;
-    // Which of its kernels a library takes may depend on where memory lies; with TF32 they differ in the fourth digit.
+    // A library's choice of kernel may depend on the address of the memory; with TF32 the kernels differ in the fourth
+    // digit.
     precision::set(Tf32::Forbidden)?;
     precision::set_repeatable(true);
     let compared = compare(whole, archives, wiring, model_outputs, inputs, device);
@@ -137,8 +140,7 @@ fn compare(
     Ok(verification)
 }
 
-/// Returns the learning rate, less where gradients are larger than weights: of numbers that grow beyond all bounds nothing
-/// could be compared.
+/// Returns the learning rate, lowered where gradients are larger than weights: diverging numbers could not be compared.
 fn rate(model: &TorchStage) -> Result<f64, TorchError> {
     let (mut weights, mut gradients) = (0.0, 0.0);
     for (parameter, gradient) in model.parameters.iter().zip(&model.gradients) {
@@ -150,7 +152,7 @@ fn rate(model: &TorchStage) -> Result<f64, TorchError> {
     Ok(if share < 1.0 { RATE * share } else { RATE })
 }
 
-/// Lists the parameters that hold nothing but zeros.
+/// Lists the parameters that are all zero.
 fn zeros(model: &TorchStage) -> Result<Vec<usize>, TorchError> {
     let mut zeros = Vec::new();
     for (index, parameter) in model.parameters.iter().enumerate() {
@@ -247,7 +249,7 @@ fn backward(
     Ok(())
 }
 
-/// Where the copies of each parameter of the model are: (stage, position) for every stage that holds one.
+/// The copies of each parameter of the model: (stage, position) for every stage that holds one.
 fn copies(model: &TorchStage, stages: &[TorchStage]) -> Vec<Vec<(usize, usize)>> {
     let mut owner: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, parameter) in model.parameters.iter().enumerate() {
@@ -295,7 +297,7 @@ fn gradients(
     for ((parameter, gradient), copies) in model.parameters.iter().zip(&model.gradients).zip(copies) {
         let name = parameter.names[0].clone();
         let Some(&(stage, position)) = copies.first() else {
-            // A parameter that nothing uses is in no stage; one that has a gradient must be.
+            // A parameter that is not used is in no stage; one that has a gradient must be in one.
             if gradient.is_some() {
                 return Err(TorchError(format!("no stage holds parameter `{name}`")));
             }
@@ -311,7 +313,7 @@ fn gradients(
     Ok(differences)
 }
 
-/// Joins what was found in two steps; parameters are the same, in the same order.
+/// Merges the results of two steps; parameters are the same, in the same order.
 fn worse(before: Vec<GradientDifference>, found: Vec<GradientDifference>) -> Vec<GradientDifference> {
     if before.is_empty() {
         return found;
@@ -335,7 +337,7 @@ fn largest_of(tensor: &Tensor) -> Result<f64, TorchError> {
     Ok(as_real(&tensor.detach())?.f_to_kind(tch::Kind::Double)?.f_abs()?.f_max()?.f_double_value(&[])?)
 }
 
-/// Compares two tensors; a scale below `least` counts as that.
+/// Compares two tensors; a scale below `least` counts as `least`.
 fn difference(name: String, expected: &Tensor, found: &Tensor, least: f64) -> Result<Difference, TorchError> {
     if expected.size() != found.size() {
         let message =

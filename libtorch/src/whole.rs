@@ -1,19 +1,19 @@
-//! The whole model, beside which its stages or blocks run.
+//! The whole model, which the stages or blocks are compared with.
 
 use std::path::PathBuf;
 
 use tch::Tensor;
 
-/// An archive, and how its ends are those of the model.
+/// An archive, and how its inputs and outputs correspond to the model's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WholeModel {
     /// The archive.
     pub archive: PathBuf,
     /// The model's inputs that its `forward` takes, in order.
     ///
-    /// Invariant: each is one of those that it is run on.
+    /// Invariant: each is an index into the inputs that it is run on.
     pub inputs: Vec<usize>,
-    /// Which of its results the model returns, in order; nothing where they are as they come.
+    /// Which of its results the model returns, in order; `None` if it returns all.
     pub outputs: Option<Vec<usize>>,
 }
 

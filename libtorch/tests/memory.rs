@@ -1,4 +1,4 @@
-//! Once a device is opened for measuring, what is freed stays with the process.
+//! Once a device is opened for measuring, freed memory stays with the process.
 //!
 //! glibc gives threads heaps of their own, and it is the first thread that measures; so this is a program, not a function.
 
@@ -10,10 +10,10 @@ use tch::{Device, Kind, Tensor};
 #[path = "../../tests/needs/mod.rs"]
 mod needs;
 
-/// Pages that this process was given so far.
+/// Page faults of this process so far.
 fn faults() -> u64 {
     let text = std::fs::read_to_string("/proc/self/stat").expect("Linux");
-    // The name before may have blanks; behind it the minor faults are the eighth.
+    // The name before may contain blanks; after it the minor faults are the eighth field.
     let rest = text.rsplit(')').next().expect("a name");
     rest.split_whitespace().nth(7).and_then(|faults| faults.parse().ok()).expect("a number")
 }
@@ -25,9 +25,9 @@ fn cleared() -> u64 {
         (0..4).for_each(|_| drop(Tensor::ones([16 << 20], (Kind::Float, Device::Cpu))));
         faults() - before
     };
-    // What glibc 2.36 cuts off to align a piece stays in the thread's cache, up to seven of each size, and keeps the piece
-    // from growing into the heap's end, and what counting takes may lie in a hole that a piece would have fitted in: the
-    // heap grows in the first rounds, and then no more.
+    // The bytes that glibc 2.36 cuts off to align a piece stay in the thread's cache, up to seven of each size, and
+    // keep the piece from merging with the heap's end, and memory for counting may lie in a hole that a piece would
+    // have fitted in: the heap grows in the first rounds, and then no more.
     for _ in 0..8 {
         round();
     }

@@ -1,26 +1,27 @@
 //! Arithmetic on plain numbers, strings and lists: traces contain the arithmetic of sizes.
 //!
-//! Three crates do so: `graph` to know sizes, `tracer` to know how often a loop runs, `codegen` to write and read Python.
+//! Three crates use it: `graph` to compute sizes, `tracer` to find the number of iterations of a loop, `codegen` to
+//! write and read Python.
 
 /// The function of plain operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The names say it.
 pub enum Arithmetic {
-    /// It takes tensors only, or its numbers are never needed.
+    /// It only takes tensors, or its numbers are never needed.
     Nothing,
     Add,
     Subtract,
-    /// The second less the first.
+    /// The second minus the first.
     SubtractFrom,
     Multiply,
     Divide,
     TrueDivide,
     FloorDivide,
-    /// The same, of numbers alone.
+    /// The same, only for numbers.
     FloorDivideNumbers,
-    /// With the sign of the second operand, as Python's.
+    /// With the sign of the second operand, as in Python.
     Remainder,
-    /// With the sign of the first operand, as C's.
+    /// With the sign of the first operand, as in C.
     TruncatedRemainder,
     Maximum,
     Minimum,
@@ -37,7 +38,7 @@ pub enum Arithmetic {
     LogicalAnd,
     LogicalOr,
     Contains,
-    /// Whether two are one object, as far as `None` tells.
+    /// Whether both are the same object, as far as `None` is concerned.
     Is,
     IsNot,
     Not,
@@ -47,7 +48,7 @@ pub enum Arithmetic {
     Floor,
     Ceiling,
     Truncate,
-    /// To the even neighbour.
+    /// To the nearest even number at ties.
     Round,
     SquareRoot,
     Exponential,
@@ -74,7 +75,7 @@ pub enum Arithmetic {
     ToTensor,
 }
 
-/// Python's signs of two operands, each with the operator that it means.
+/// Python's binary operators, each with the corresponding operator of torch.
 const SIGNS: [(&str, Arithmetic, &str); 15] = [
     ("+", Arithmetic::Add, "add"),
     ("-", Arithmetic::Subtract, "sub"),
@@ -94,7 +95,7 @@ const SIGNS: [(&str, Arithmetic, &str); 15] = [
 ];
 
 impl Arithmetic {
-    /// Returns Python's sign for it; `None` where there is none between two operands.
+    /// Returns Python's binary operator for it, if there is one.
     pub fn sign(self) -> Option<&'static str> {
         let alike = if self == Self::FloorDivide { Self::FloorDivideNumbers } else { self };
         SIGNS.iter().find(|(_, meant, _)| *meant == alike).map(|(sign, ..)| *sign)
@@ -114,7 +115,7 @@ impl Arithmetic {
     }
 }
 
-/// Returns the name, without name space, of the operator that a sign of Python between two operands means.
+/// Returns the name, without name space, of the operator for a Python binary operator.
 pub fn signed(sign: &str) -> Option<&'static str> {
     SIGNS.iter().find(|(known, ..)| *known == sign).map(|(.., name)| *name)
 }

@@ -1,8 +1,8 @@
-//! Operations and elements of products, convolutions and attention by their sizes: each formula stands here once.
+//! Operations and elements of products, convolutions and attention by their sizes: the only place of each formula.
 //!
-//! `graph` counts in whole numbers that stop at 2^64 - 1, because sizes come from a file; `cost-model` and `profile` count in
-//! floating point, because a size may be a share of a batch. The same function serves both. Bytes are elements times the
-//! width of the data type, which the caller knows.
+//! `graph` counts in integers that saturate at 2^64 - 1, because sizes come from a file; `cost-model` and `profile`
+//! count in floating point, because a size may be a share of a batch. The same function serves both. Bytes are elements
+//! times the width of the data type, which the caller knows.
 //!
 //! ```
 //! use operators::ProductSize;
@@ -15,9 +15,9 @@ use std::{
     ops::{Add, Mul},
 };
 
-/// A number that sizes and counts are made of.
+/// A number type for sizes and counts.
 pub trait Number: Copy + Add<Output = Self> + Mul<Output = Self> {
-    /// Makes it of a small whole number.
+    /// Converts a small integer.
     fn whole(number: u32) -> Self;
 }
 
@@ -44,7 +44,7 @@ pub struct ProductSize<N> {
 }
 
 impl<N: Number> ProductSize<N> {
-    /// Returns the operations, two for a multiply-add. Each of both gradients takes as many.
+    /// Returns the operations, two per multiply-add. Each of the two gradients takes as many.
     pub fn flops(self) -> N {
         N::whole(2) * self.batch * self.m * self.n * self.k
     }
@@ -65,14 +65,14 @@ impl<N: Number> ProductSize<N> {
     }
 }
 
-/// A convolution. One that is transposed is counted as the one that it turns around: `input` is its result.
+/// A convolution. A transposed one is counted as its inverse: `input` is its result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConvolutionSize<N> {
     /// Images.
     pub batch: N,
     /// Channels of an input image.
     pub in_channels: N,
-    /// Those of them that one output channel sees.
+    /// Input channels per output channel.
     pub in_group: N,
     /// Channels of an output image.
     pub out_channels: N,
@@ -85,17 +85,17 @@ pub struct ConvolutionSize<N> {
 }
 
 impl<N: Number> ConvolutionSize<N> {
-    /// Returns the operations, two for a multiply-add. Each of both gradients takes as many.
+    /// Returns the operations, two per multiply-add. Each of the two gradients takes as many.
     pub fn flops(self) -> N {
         N::whole(2) * self.pixels() * self.out_channels * self.window()
     }
 
-    /// Returns the output positions of all images: rows of the product that the convolution is.
+    /// Returns the output positions of all images: rows of the equivalent matrix product.
     pub fn pixels(self) -> N {
         self.batch * self.output
     }
 
-    /// Returns the elements that make one output element.
+    /// Returns the elements that are summed into one output element.
     pub fn window(self) -> N {
         self.in_group * self.kernel
     }
@@ -120,7 +120,7 @@ impl<N: Number> ConvolutionSize<N> {
 /// [`CAUSAL_SHARE`] of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionSize<N> {
-    /// Samples; with the heads already in it, `heads` are 1.
+    /// Samples; if they include the heads, `heads` is 1.
     pub batch: N,
     /// Heads of the query.
     pub heads: N,
@@ -145,7 +145,7 @@ impl<N: Number> AttentionSize<N> {
         self.scores() + self.of_width(self.value_width)
     }
 
-    /// Returns the operations of all gradients. `is_fused` kernels compute the scores again.
+    /// Returns the operations of all gradients. `is_fused` kernels recompute the scores.
     pub fn backward_flops(self, is_fused: bool) -> N {
         let products = N::whole(2) * self.flops();
         if is_fused { products + self.scores() } else { products }

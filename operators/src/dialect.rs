@@ -1,6 +1,6 @@
-//! Words of the language that archives hold, which is Python's with types, and the operators that they mean.
+//! Words of TorchScript in archives, which is Python with types, and the corresponding operators.
 
-/// Returns the qualified operator behind a built-in function: `int` is `aten::Int`.
+/// Returns the qualified operator of a built-in function: `int` is `aten::Int`.
 pub fn built_in(function: &str) -> Option<&'static str> {
     Some(match function {
         "int" => "aten::Int",
@@ -19,7 +19,7 @@ pub fn built_in(function: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns the qualified operator that makes a number of a tensor where an annotation wants one.
+/// Returns the qualified operator that converts a tensor to a number for an annotation.
 pub fn implicit_conversion(type_: &str) -> Option<&'static str> {
     Some(match type_ {
         "int" => "aten::IntImplicit",
@@ -50,7 +50,8 @@ pub fn changes_container(name: &str) -> bool {
     )
 }
 
-/// Tells whether the result of an operator, by its name without name space, may be `None` though code declares a tensor.
+/// Tells whether the result of an operator, by its name without name space, may be `None` although code declares a
+/// tensor.
 pub fn may_give_none(name: &str) -> bool {
     matches!(name, "__getitem__" | "get" | "pop" | "popitem" | "setdefault" | "grad")
 }

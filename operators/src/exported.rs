@@ -1,6 +1,6 @@
-//! Operators that graphs of torch.export have under other names than TorchScript, or that it has none for.
+//! Operators with other names in graphs of torch.export than in TorchScript, or without a counterpart there.
 
-/// Returns what TorchScript calls an operator on numbers, by the name that a graph of torch.export has for it.
+/// Returns TorchScript's name of an operator on numbers, by its name in a graph of torch.export.
 pub fn exported_number_operator(target: &str) -> Option<&'static str> {
     Some(match target {
         "_operator.add" => "aten::add",
@@ -35,7 +35,7 @@ pub fn exported_number_operator(target: &str) -> Option<&'static str> {
     })
 }
 
-/// Tells whether an operator of torch.export only checks: nothing comes out of it.
+/// Tells whether an operator of torch.export is only a check without a result.
 pub fn is_exported_check(target: &str) -> bool {
     let name = target.strip_prefix("torch.ops.aten.").and_then(|name| name.split('.').next());
     matches!(

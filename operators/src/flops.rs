@@ -4,16 +4,16 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Most are named after the operator.
 pub enum Flops {
-    /// It has no product inside.
+    /// No matrix product inside.
     Nothing,
-    /// A product that torch runs as one of vectors, which its counter does not see.
+    /// A product that torch runs as one of vectors, which its counter ignores.
     Unseen,
-    /// That of its own file in `graph/src/own`.
+    /// The formula in its own file in `graph/src/own`.
     Own,
     Linear,
     /// Of two matrices, or of two batches of them.
     Product,
-    /// The same, of the two operands behind the one that is added.
+    /// The same, of the two operands after the added one.
     AddedProduct,
     Inner,
     GroupedProduct,

@@ -1,4 +1,4 @@
-//! The types of results that are no tensors: numbers, lists, strings, devices.
+//! The types of results other than tensors: numbers, lists, strings, devices.
 
 /// The type of an operator's only result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,11 +11,11 @@ pub enum Gives {
     Int,
     /// A list of integers.
     Integers,
-    /// All sizes, or with a dimension given one of them.
+    /// All sizes, or one of them if a dimension is given.
     Size,
     /// A float.
     Float,
-    /// A truth value.
+    /// A boolean.
     Bool,
     /// An integer or a float.
     Number,
@@ -30,14 +30,14 @@ pub enum Gives {
     /// A list like its first operand, if that is one.
     SameList,
 
-    // -- of tensors a tensor, of plain values what stands here --
-    /// An item of a list, or what arithmetic makes of the operands.
+    // -- of tensors a tensor, of plain values as follows --
+    /// An item of a list, or the arithmetic result of the operands.
     ItemOrArithmetic,
-    /// A truth value.
+    /// A boolean.
     BoolOfNumbers,
-    /// An integer where one is among the operands, else a truth value.
+    /// An integer if one is among the operands, else a boolean.
     BitsOfNumbers,
-    /// The type that arithmetic gives for its operands.
+    /// The arithmetic result type of its operands.
     Arithmetic,
     /// An integer.
     IntOfNumbers,
@@ -49,6 +49,6 @@ pub enum Gives {
     FunctionOfNumbers,
     /// The sum of a list.
     Sum,
-    /// An item that leaves a list.
+    /// An item removed from a list.
     Popped,
 }

@@ -4,15 +4,15 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Those below the rule are named after the operator or family that they are the exception for.
 pub enum Keeps {
-    /// Nothing but sizes.
+    /// Only sizes.
     Nothing,
-    /// Not known: no rule knows the operator.
+    /// Unknown: there is no rule for the operator.
     Unknown,
-    /// What its own file in `graph/src/own` says.
+    /// The rule in its own file in `graph/src/own`.
     Own,
     /// Its first result.
     Result,
-    /// Its first operand; a copy of it, where the result takes its place.
+    /// Its first operand; a copy of it, if the result overwrites it.
     Operand,
     /// Its first operand; in place its result.
     OperandOrResult,
@@ -20,13 +20,13 @@ pub enum Keeps {
     OperandAndResult,
     /// Its first operand, and the indices among its results.
     OperandAndIndices,
-    /// Every tensor behind the first operand that needs no gradient itself: indices and masks.
+    /// Every tensor after the first operand that needs no gradient itself: indices and masks.
     OtherOperands,
-    /// Every tensor behind the first operand.
+    /// Every tensor after the first operand.
     AllButFirst,
     /// All tensors among its operands.
     AllOperands,
-    /// All tensors among its operands, its result, and in place what was there before.
+    /// All tensors among its operands, its result, and in place the original values.
     AllAndResult,
     /// All tensors among its operands, and its first result.
     AllAndFirstResult,
@@ -34,17 +34,16 @@ pub enum Keeps {
     Indices,
     /// All its results.
     Results,
-    /// Both factors, each where the other needs a gradient.
+    /// Both factors, each if the other needs a gradient.
     Factors,
-    /// The same, of the two operands behind the one that is added.
+    /// The same, of the two operands after the added one.
     AddedFactors,
-    /// A mask of one byte an element.
+    /// A mask of one byte per element.
     DropoutMask,
-    /// One factor a channel.
+    /// One factor per channel.
     ChannelMask,
 
-    // -- exceptions --
-    // Element by element.
+    // -- exceptions -- Element by element.
     Product,
     Quotient,
     Power,

@@ -3,31 +3,31 @@
 /// The kind of an operator in profiles; `cost-model/src/shape.rs` maps it to the kinds of `schema::kinds`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// As others of its class.
+    /// The kind of its class.
     OfClass,
     /// A product with one matrix, whatever the batch.
     FlatProduct,
     /// A sum of two tensors.
     Add,
-    /// A product of two tensors, element by element.
+    /// An elementwise product of two tensors.
     Mul,
-    /// Another operation on two tensors, element by element.
+    /// Another elementwise operation on two tensors.
     Pairwise,
-    /// An activation that profiles measure by its own name.
+    /// An activation that profiles measure by name.
     Activation,
-    /// Reads a tensor and writes one, at the speed of memory.
+    /// Reads a tensor and writes one, at memory bandwidth.
     Cheap,
-    /// A function for each element.
+    /// A costly function per element.
     Costly,
     /// Dropout.
     Dropout,
-    /// Soft maximum.
+    /// Softmax.
     Softmax,
     /// Its logarithm.
     LogSoftmax,
-    /// Joins tensors.
+    /// Concatenates tensors.
     Cat,
-    /// A copy in order, where the operand lies in another order.
+    /// A contiguous copy of a tensor in another order.
     Reorder,
     /// Sums or extremes over dimensions.
     Reduce,

@@ -1,4 +1,4 @@
-//! What is an operator of torch? One row says it for all other crates.
+//! The facts of torch's operators: one row each, for all other crates.
 //!
 //! ```
 //! let gelu = operators::find("gelu").expect("torch has it");
@@ -7,13 +7,12 @@
 //! assert_eq!(operators::plain("gelu_"), ("gelu", true));
 //! ```
 //!
-//! A row holds facts, never code: which rule gives the sizes of the result, what autograd keeps, how operations are counted, how devices can
-//! share the work. The
-//! rules are functions of the crates that need them, chosen by a `match` over the row's value without a wildcard: a new value
-//! without its function does not compile, nor does a row that leaves a column out, nor a name that has two rows.
-//! `docs/add-an-operator.md` goes through it once.
+//! A row holds facts, never code: the rule for the sizes of the result, the saved activations, the count of operations,
+//! how devices can share the work. The rules are functions of the crates that need them, chosen by a `match` over the
+//! row's value without a wildcard: a new value without its function does not compile, nor does a row without a column,
+//! nor a name with two rows. `docs/add-an-operator.md` has an example.
 //!
-//! Beside the table stand two lists that torch itself prints: its signatures, and the names that stages may call.
+//! There are two further lists, printed by torch itself: its signatures, and the names that stages may call.
 
 mod arithmetic;
 mod counts;

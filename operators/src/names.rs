@@ -1,15 +1,16 @@
-//! The names that stages may call by name, from `names.txt`: all of torch 2.11 and of torchvision, each with the names of its arguments.
+//! The names that stages may call, from `names.txt`: all of torch 2.11 and of torchvision, each with the names of its
+//! arguments.
 //!
-//! The text is what torch itself prints (`fixtures/signatures.py --names`), sorted: each name is one that torch finds as an operator. It
-//! is searched, not loaded.
+//! The text is printed by torch itself (`fixtures/signatures.py --names`), sorted: torch resolves each name to an
+//! operator. It is searched, not loaded.
 
 use std::cmp::Ordering;
 
 static NAMES: &str = include_str!("names.txt");
 
-/// Operators that do more than compute, with what they do.
+/// Operators that do more than compute, with the reason.
 const REFUSED: &[(&str, &str)] = &[
-    ("aten::from_file", "it opens a file of any name, and makes it"),
+    ("aten::from_file", "it opens a file of any name, and may create it"),
     ("aten::save", "it writes a file of any name"),
     ("prim::rpc_async", OTHER_PROCESSES),
     ("prim::rpc_remote", OTHER_PROCESSES),
@@ -21,7 +22,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("prim::IgnoredPythonOp", "it runs Python"),
     ("aten::backward", GRADIENTS),
     ("aten::_backward", GRADIENTS),
-    ("aten::set_grad_enabled", "it turns gradients on or off for all that runs after it"),
+    ("aten::set_grad_enabled", "it enables or disables gradients for everything that runs after it"),
     ("aten::manual_seed", SEED),
     ("aten::seed", SEED),
     ("aten::_cufft_set_plan_cache_max_size", "it changes a setting of the process"),
@@ -38,9 +39,9 @@ const REFUSED: &[(&str, &str)] = &[
 const OTHER_PROCESSES: &str = "it runs code in other processes";
 const GRADIENTS: &str = "it runs a backward pass inside the forward pass";
 const SEED: &str = "it seeds the random numbers of the whole process";
-const UNCHECKED: &str = "it reads memory at places that it does not check";
+const UNCHECKED: &str = "it reads memory at unchecked addresses";
 
-/// Returns why stages may not call an operator of the list.
+/// Returns why stages may not call an operator of the list, if so.
 pub fn refusal(operator: &str) -> Option<&'static str> {
     REFUSED.iter().find(|(name, _)| *name == operator).map(|(_, reason)| *reason)
 }

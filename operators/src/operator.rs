@@ -17,15 +17,15 @@ pub struct Operator {
     pub flops: Flops,
     /// Its kind in profiles.
     pub kernel: Kernel,
-    /// Whose memory its result lies in.
+    /// The owner of its result's memory.
     pub memory: Memory,
-    /// The type of its result where that is no tensor.
+    /// The type of its result, if not a tensor.
     pub gives: Gives,
-    /// Its spelling in Python.
+    /// How it is written in Python.
     pub python: Python,
     /// Whether there is `relu_`, which writes to its first operand.
     pub in_place: InPlace,
-    /// The spelling of the in-place form.
+    /// How the in-place form is written in Python.
     pub in_place_python: Python,
     /// The ways to divide it among devices.
     pub split: Split,
@@ -36,17 +36,17 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Tells whether something is true of it.
+    /// Tells whether it has a property.
     pub fn has(&self, mark: Mark) -> bool {
         self.marks & mark.bit() != 0
     }
 
-    /// Returns in how many dimensions it looks at an image, which its name tells: `max_pool2d`.
+    /// Returns the number of dimensions of images in its name: `max_pool2d`.
     pub fn image_dimensions(&self) -> Option<usize> {
         ["1d", "2d", "3d"].iter().position(|mark| self.name.contains(mark)).map(|at| at + 1)
     }
 
-    /// Returns the name of its in-place form; `None` where there is none.
+    /// Returns the name of its in-place form, if there is one.
     pub fn in_place_name(&self) -> Option<String> {
         (self.in_place != InPlace::Absent).then(|| format!("{}_", self.name))
     }
@@ -55,17 +55,17 @@ impl Operator {
 /// Families of operators, for costs and pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OperatorClass {
-    /// Integers, lists and sizes: no tensor of weight comes out.
+    /// Integers, lists and sizes: no large tensors.
     Plumbing,
-    /// Looks at the same storage in another way; moves no bytes.
+    /// A view of the same storage; moves no bytes.
     View,
-    /// Makes a tensor of nothing: `zeros`, `arange`.
+    /// Makes a tensor without operands: `zeros`, `arange`.
     Create,
     /// Moves bytes: `cat`, `contiguous`, `index`, `pad`.
     Copy,
-    /// One result for each element, broadcasting.
+    /// One result per element, broadcasting.
     Elementwise,
-    /// Sums, means, maxima, soft-maxima over dimensions.
+    /// Sums, means, maxima, softmax over dimensions.
     Reduce,
     /// Batch, layer, group and instance norm.
     Norm,
@@ -81,20 +81,20 @@ pub enum OperatorClass {
     Recurrent,
     /// Table look-ups.
     Embedding,
-    /// Known, but of no family above.
+    /// Known, but in no family above.
     Other,
-    /// No rule knows it.
+    /// Without a rule.
     Unknown,
 }
 
-/// Whose memory a result lies in, for the form that is not in place.
+/// The owner of a result's memory, for the form that is not in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// Its own.
     Fresh,
     /// That of the first operand.
     View,
-    /// That of the first operand or its own, as layout, type or mode have it.
+    /// The first operand's or its own, depending on layout, type or mode.
     MayView,
 }
 
@@ -103,15 +103,15 @@ pub enum Memory {
 pub enum InPlace {
     /// Torch has none.
     Absent,
-    /// The form out of place takes the same arguments and gives the same numbers.
+    /// The out-of-place form takes the same arguments and gives the same numbers.
     Same,
-    /// The form out of place is another operator, or was not compared.
+    /// The out-of-place form is another operator, or was not compared.
     Other,
 }
 
-/// The spelling in Python of an operator's call with the trace's own arguments in their order.
+/// How Python writes an operator's call with the trace's own arguments in their order.
 ///
-/// `torch.einsum`, `torch.norm` and others are left out: their Python wrappers may choose another way to compute.
+/// `torch.einsum`, `torch.norm` and others are not used: their Python wrappers may compute in another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Python {
     /// `torch.ops.aten.relu`, which every operator has.
@@ -122,8 +122,8 @@ pub enum Python {
     Method,
     /// `F.gelu`.
     Functional,
-    /// `torch.ops.aten.index.Tensor`: without the overload's name each other one is tried first, and unpacks tensors into lists of
-    /// numbers.
+    /// `torch.ops.aten.index.Tensor`: without the overload's name all others are tried first, and unpack tensors into
+    /// lists of numbers.
     OverloadTensor,
     /// `torch.ops.aten.index_put.default`, for the same reason.
     OverloadDefault,
@@ -132,39 +132,40 @@ pub enum Python {
 /// A further property of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// Cheap, exact and without side effect: it may be repeated instead of sent.
+    /// Cheap, exact and without side effect: it may be recomputed instead of sent.
     Cheap,
     /// It draws random numbers, unless an argument turns that off.
     Random,
-    /// Its result holds what was in memory.
+    /// Its result is uninitialised memory.
     Unset,
     /// Its result never carries a gradient.
     NoGradient,
     /// Its result has the sizes of its first operand.
     KeepsSizes,
-    /// Its result has the sizes that its first two operands have together.
+    /// Its result has the broadcast sizes of its first two operands.
     Broadcasts,
     /// It makes a tensor on a device that one of its arguments names.
     OnDevice,
-    /// Its results may lie in the memory of each operand, not of the first alone.
+    /// Its results may alias each operand, not only the first.
     AliasesAll,
-    /// It gives a list of parts that lie in its operand's memory.
+    /// It returns a list of views of parts of its operand.
     GivesParts,
-    /// It takes a list, tuple or dictionary apart.
+    /// It unpacks a list, tuple or dictionary.
     Unpacks,
-    /// Python's arithmetic calls it with a number as second operand.
+    /// Python's arithmetic calls it with a number as the second operand.
     TakesNumbers,
-    /// It only converts numbers to tensors and back, or unpacks lists: such steps appear and vanish with a cut.
+    /// It only converts numbers to tensors and back, or unpacks lists: a cut adds and removes such steps.
     Detour,
-    /// It changes the list or dictionary that is its first operand, though no `_` says so.
+    /// It changes the list or dictionary that is its first operand, although its name has no `_`.
     Changes,
-    /// In training it writes running statistics: its operands 3 and 4, where operand 5 says so.
+    /// In training it writes running statistics: its operands 3 and 4, if operand 5 is true.
     MovesStatistics,
-    /// Gradients stop at its result: detached copies, places of extremes, random numbers, tensors that only have its sizes.
+    /// No gradient flows to its result: detached copies, indices of extremes, random numbers, tensors that only have
+    /// its sizes.
     StopsGradient,
-    /// It takes the numbers of its first operand alone, of others at most a type or sizes.
+    /// Only its first operand has a gradient; of others it reads at most a type or sizes.
     FirstGradient,
-    /// The gradient of its first operand is that of its result: nothing is computed.
+    /// The gradient of its first operand is that of its result, without computation.
     KeepsGradient,
 }
 
@@ -174,7 +175,8 @@ impl Mark {
     }
 }
 
-/// Splits the name of an in-place form, without name space: `relu_` is `relu` in place. Names such as `__or__` stay whole.
+/// Splits the name of an in-place form, without name space: `relu_` is `relu` in place. Names such as `__or__` stay
+/// whole.
 pub fn plain(name: &str) -> (&str, bool) {
     match name.strip_suffix('_') {
         Some(rest) if !rest.ends_with('_') && !rest.is_empty() => (rest, true),

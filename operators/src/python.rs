@@ -1,13 +1,14 @@
-//! What Python says otherwise than a trace: signs and functions that mean an operator, and arguments that it takes by name alone.
+//! Differences between Python and a trace: symbols and functions for operators, and arguments that Python only takes by
+//! name.
 
 use crate::built_in;
 
-/// The operator that a minus before an operand means.
+/// The operator of a unary minus.
 pub const NEGATION: &str = "aten::neg";
-/// The operator that bounds in brackets mean: `x[:, 2:5]`.
+/// The operator of a slice in brackets: `x[:, 2:5]`.
 pub const SLICE: &str = "aten::slice";
 
-/// Returns the qualified operator behind a function of Python: `abs` is `prim::abs`.
+/// Returns the qualified operator of a Python function: `abs` is `prim::abs`.
 pub fn python_function(name: &str) -> Option<&'static str> {
     match name {
         "int" | "bool" | "float" | "len" => built_in(name),
@@ -19,7 +20,7 @@ pub fn python_function(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the qualified operator that an attribute of a tensor means.
+/// Returns the qualified operator of a tensor attribute.
 pub fn python_attribute(name: &str) -> Option<&'static str> {
     match name {
         "dtype" => Some("prim::dtype"),
@@ -29,8 +30,8 @@ pub fn python_attribute(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the name of an argument that Python takes by name alone, and a trace may give by position. Of `to` that is the memory
-/// format, from its fourth position on: whoever asks knows whether the argument is one.
+/// Returns the name of an argument that Python only takes by name, and a trace may have by position. For `to` that is
+/// the memory format, from its fourth position on: the caller knows whether the argument is one.
 pub fn keyword_only(name: &str, position: usize) -> Option<&'static str> {
     match (name, position) {
         ("tensor", 1) => Some("dtype"),
@@ -41,8 +42,8 @@ pub fn keyword_only(name: &str, position: usize) -> Option<&'static str> {
     }
 }
 
-/// Tells whether an integer that a trace gives by position is torch's number of a data type. `is_number` tells of other positions
-/// whether they hold an integer.
+/// Tells whether an integer argument by position is torch's code of a data type. `is_number` tells whether other
+/// positions hold an integer.
 pub fn is_dtype_position(name: &str, position: usize, is_number: impl Fn(usize) -> bool) -> bool {
     match name {
         "softmax" | "log_softmax" => position == 2,

@@ -1,12 +1,12 @@
-//! Names of the rules that infer sizes and types; `graph/src/infer` has a function for each, which says what it does.
+//! Names of the rules that infer sizes and types; `graph/src/infer` has a documented function for each.
 
 /// The rule for the sizes and types of an operator's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Named after the function in `graph`, most often after the operator itself.
 pub enum ShapeRule {
-    /// None does.
+    /// There is none.
     Unknown,
-    /// That of its own file in `graph/src/own`.
+    /// The rule in its own file in `graph/src/own`.
     Own,
     Unary,
     Clamp,
@@ -30,7 +30,7 @@ pub enum ShapeRule {
     Complex,
     Glu,
     Cast,
-    /// A cast that makes a copy in any case.
+    /// A cast that always copies.
     CastCopy,
     CastToFloat16,
     CastToBFloat16,
@@ -132,7 +132,7 @@ pub enum ShapeRule {
     TensorInverse,
     Convolution,
     TransposedConvolution,
-    /// An argument tells whether it is transposed.
+    /// An argument decides whether it is transposed.
     AnyConvolution,
     DeformableConvolution,
     Pool,
@@ -141,7 +141,7 @@ pub enum ShapeRule {
     UpsampleNearest,
     UpsampleNearestExact,
     UpsampleLinear,
-    /// Resampling of another kind, or of a kind that an argument names.
+    /// Other resampling, or of a kind that an argument names.
     Upsample,
     MaxUnpool,
     FractionalPool,
@@ -155,7 +155,7 @@ pub enum ShapeRule {
     Boxes,
     PositionSensitiveBoxes,
     Norm,
-    /// A norm with a weight for each channel; its result is laid out as its operand.
+    /// A norm with a weight per channel; its result has its operand's memory layout.
     ChannelNorm,
     WeightNorm,
     Lstm,
@@ -281,19 +281,19 @@ pub enum ShapeRule {
     DictionaryItems,
     Same,
     Fold,
-    /// The part of a device after an exchange.
+    /// One device's part after an exchange.
     Shared,
-    /// Rows that a device has of an image in bands.
+    /// One device's rows of an image in bands.
     SharedRows,
     SharedExperts,
-    /// Rows that lie on the first device.
+    /// Rows on the first device.
     SharedFirst,
-    /// A number that counts what one device has, or all.
+    /// A size of one device's part, or of the whole.
     SharedNumber,
 }
 
 impl ShapeRule {
-    /// Tells whether values say how many elements there are.
+    /// Tells whether values determine the number of elements.
     pub fn is_by_values(self) -> bool {
         matches!(
             self,
@@ -308,12 +308,12 @@ impl ShapeRule {
         )
     }
 
-    /// Tells whether it is that of a recurrent layer, which runs all steps.
+    /// Tells whether it is the rule of a recurrent layer, which runs all steps.
     pub fn is_recurrent_layer(self) -> bool {
         matches!(self, Self::Lstm | Self::Gru | Self::Rnn)
     }
 
-    /// Returns how many gates a recurrent layer or cell has: the rows of its weights over the size of its state.
+    /// Returns the number of gates of a recurrent layer or cell: the rows of its weights over the size of its state.
     pub fn gates(self) -> u64 {
         match self {
             Self::Lstm | Self::LstmCell => 4,

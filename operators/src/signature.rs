@@ -1,15 +1,15 @@
 //! Argument names of every operator that torch knows, from `signatures.txt`.
 //!
-//! The text is what torch itself prints (`fixtures/signatures.py`), sorted by name. It is searched, not loaded: only the
+//! The text is printed by torch itself (`fixtures/signatures.py`), sorted by name. It is searched, not loaded: only the
 //! operators that a model uses are ever parsed. `Tensor(a!)` marks a tensor that is written, `Tensor(a)` one that the
-//! result may look at.
+//! result may alias.
 
 static SIGNATURES: &str = include_str!("signatures.txt");
 
 /// One overload of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Signature {
-    /// The part behind the dot in `aten::add.Tensor`; empty for the overload without a name.
+    /// The part after the dot in `aten::add.Tensor`; empty for the overload without a name.
     pub overload: &'static str,
     /// Parameters in order.
     pub parameters: Vec<Parameter>,
@@ -24,7 +24,7 @@ pub struct Parameter {
     pub name: &'static str,
     /// Its type without alias marks: `Tensor?`, `SymInt[]`.
     pub type_: &'static str,
-    /// True when the operator writes to it.
+    /// True if the operator writes to it.
     pub is_written: bool,
     /// Its default.
     pub default: Option<Default>,

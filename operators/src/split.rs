@@ -1,8 +1,7 @@
-//! How an operator's work can be shared out between devices that run it together: the name of a rule, which `graph/src/layout`
-//! has a function for.
+//! How devices can share an operator: the name of a rule, for which `graph/src/layout` has a function.
 //!
-//! A rule tells which dimensions of operands and results belong together, so that each device can take an equal slice of
-//! them, and which are summed over, so that each device makes a term of the result.
+//! A rule gives the dimensions of operands and results that are cut together, so that each device can take an equal
+//! slice of them, and the summed ones, for which each device makes a term of the result.
 
 /// The dimensions along which devices can divide an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,25 +10,25 @@ pub enum Split {
     Whole,
     /// Any dimension; operands broadcast.
     Elementwise,
-    /// As [`Split::Elementwise`], and sums of terms add up term by term.
+    /// As [`Split::Elementwise`], and sums of terms are added term by term.
     Additive,
     /// As [`Split::Elementwise`], and a term of a sum may be scaled by a number.
     Scaling,
-    /// Any dimension, and a term of a sum goes through.
+    /// Any dimension, and a term of a sum passes through.
     Through,
-    /// Any dimension; where it draws numbers, each device takes its slice of one mask.
+    /// Any dimension; if it draws random numbers, each device takes its slice of one mask.
     Dropout,
     /// Any dimension except the one that the argument `dim` names.
     OtherDims,
     /// Any dimension but the last two.
     LeadingDims,
-    /// Dimensions in front of those that are normalised together.
+    /// Dimensions before the normalised ones.
     LayerNorm,
-    /// Channels; when nothing is averaged, all else too.
+    /// Channels; if nothing is averaged, all other dimensions, too.
     BatchNorm,
     /// Samples, and groups.
     GroupNorm,
-    /// Samples and channels, of which each is looked at alone.
+    /// Samples and channels, each independently.
     Samples,
     /// Rows, output features, and input features, over which terms are summed.
     Linear,
@@ -37,19 +36,19 @@ pub enum Split {
     Matmul,
     /// The same with a summand.
     AddedProduct,
-    /// Experts, whose rows are their own; output features, and input features, over which terms are summed.
+    /// Experts, each with its own rows; output features, and input features, over which terms are summed.
     GroupedProduct,
     /// Batches, heads, and positions of the query.
     Attention,
     /// Indices, columns of the table, and its rows, with zeros for rows of other devices.
     Embedding,
-    /// Classes of a loss, whose sums all devices make together.
+    /// Classes of a loss, whose sums are exchanged.
     CrossEntropy,
     /// Samples, output channels, groups, and input channels, over which terms are summed.
     Convolution,
     /// Dimensions that are contiguous on both sides.
     Reshape,
-    /// Any dimension, which then stands elsewhere.
+    /// Any dimension, at its new position.
     Permute,
     /// Any dimension, expanded ones included.
     Expand,
@@ -59,29 +58,29 @@ pub enum Split {
     Slice,
     /// Any dimension except the selected one.
     Select,
-    /// Any other dimension; the one that is divided, where each part is cut.
+    /// Any other dimension; the one that is split, by cutting each part.
     Parts,
-    /// Any dimension but that along which operands are joined.
+    /// Any dimension but the concatenated one.
     Cat,
     /// Any dimension of the operands.
     Stack,
     /// Dimensions that remain.
     Reduce,
-    /// The same, and the others, along which terms are summed.
+    /// The same, and the reduced ones, along which terms are summed.
     Sum,
-    /// The same, where each term is weighed by its share of the rows.
+    /// The same, with each term weighted by its share of the rows.
     Mean,
     /// Items of a list are cut as the list is.
     Items,
-    /// A size, which is the whole's.
+    /// A size, which is that of the whole.
     Size,
     /// A property that is the same for each part.
     Question,
     /// Any dimension that is not repeated.
     Repeat,
-    /// Any dimension: an element's repeats stand beside it.
+    /// Any dimension: an element's repeats are next to it.
     Interleave,
-    /// Positions, and dimensions that they do not stand for.
+    /// Positions, and dimensions that are not indexed.
     Index,
     /// Any dimension that is not padded.
     Pad,

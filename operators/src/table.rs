@@ -1,7 +1,7 @@
-//! The table of all rows, and how one is found by its name.
+//! The table of all rows, and the look-up by name.
 //!
-//! Rows stand by family in `rows/`. The index is made by the compiler, which refuses a name that has two rows; a look-up costs O(length of
-//! the name) and nothing at start.
+//! Rows are grouped by family in `rows/`. The index is built at compile time, which refuses a name with two rows; a
+//! look-up costs O(length of the name) and nothing at start.
 
 use crate::{Arithmetic, Mark, Operator, rows};
 
@@ -32,7 +32,7 @@ static TABLE: [Operator; COUNT] = {
     table
 };
 
-/// Places in the index: a power of two, twice as many as rows or more.
+/// Slots of the index: a power of two, at least twice the number of rows.
 const PLACES: usize = (2 * COUNT).next_power_of_two();
 const EMPTY: u16 = u16::MAX;
 
@@ -57,7 +57,7 @@ pub fn all() -> &'static [Operator] {
     &TABLE
 }
 
-/// Finds an operator by its name without name space; [`plain`](crate::plain) gives that of an in-place form.
+/// Finds an operator by its name without name space; [`plain`](crate::plain) returns that of an in-place form.
 pub fn find(name: &str) -> Option<&'static Operator> {
     let mut place = hash(name) % PLACES;
     while INDEX[place] != EMPTY {
@@ -70,7 +70,7 @@ pub fn find(name: &str) -> Option<&'static Operator> {
     None
 }
 
-/// Tells whether something is true of an operator by its name without name space; never of one that has no row.
+/// Tells whether an operator has a property, by its name without name space; false without a row.
 pub fn has(name: &str, mark: Mark) -> bool {
     find(name).is_some_and(|row| row.has(mark))
 }
@@ -95,13 +95,13 @@ pub fn is_in_place(name: &str) -> bool {
 }
 
 impl Arithmetic {
-    /// Returns what an operator computes, by its name without name space.
+    /// Returns an operator's arithmetic, by its name without name space.
     pub fn of(name: &str) -> Self {
         find(name).map_or(Self::Nothing, |row| row.numbers)
     }
 }
 
-/// FNV-1a, of 32 bits on every machine.
+/// FNV-1a, in 32 bits on every machine.
 const fn hash(name: &str) -> usize {
     let bytes = name.as_bytes();
     let (mut hash, mut at) = (0x811c_9dc5_u32, 0);
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// What the columns of one row say of each other: an answer that was forgotten shows here.
+    /// Consistency of the columns of a row: a forgotten answer shows here.
     #[test]
     fn the_columns_of_a_row_agree() {
         use OperatorClass::{

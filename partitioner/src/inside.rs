@@ -1,7 +1,7 @@
 //! How is each operator split over a group of devices?
 //!
-//! Numbers only: an operator is a list of strategies with their costs, an edge is a table of what it costs to go from one
-//! strategy to another. What a strategy means is known to whoever made the tables.
+//! Only numbers: an operator is a list of strategies with their costs, an edge is a table of the costs of changing from
+//! one strategy to another. The meaning of a strategy is known only to the code that makes the tables.
 //!
 //! ```
 //! use partitioner::inside::{Choices, Cost, Matrix, eliminate};

@@ -6,12 +6,12 @@ from typing import Any, Literal, TypedDict, Union
 
 
 class Band(TypedDict):
-    """Eight of ten measured times lie between."""
+    """The p10–p90 band of a time."""
 
-    # One of ten is shorter.
+    # The 10th percentile.
     p10: Seconds
 
-    # One of ten is longer.
+    # The 90th percentile.
     p90: Seconds
 
 
@@ -21,7 +21,7 @@ class _ByHand(TypedDict):
 
 
 class ByHand(_ByHand, total=False):
-    """A split by hand."""
+    """A rule-of-thumb cut."""
 
     # Its step, by the planner's objective.
     step_seconds: Union[float, None]
@@ -43,7 +43,7 @@ class _CompareAnswer(TypedDict):
     # Name of the model.
     model: str
 
-    # The devices, as people say them: `4 × T4`.
+    # The devices, for people: `4 × T4`.
     devices: str
 
     # Strategies with a plan, the one with the highest throughput first.
@@ -66,7 +66,7 @@ class _ComparedPlan(TypedDict):
 
 
 class ComparedPlan(_ComparedPlan, total=False):
-    """A plan beside the one that was chosen."""
+    """A plan to compare with the chosen one."""
 
     # Strategy that made it.
     strategy: Union[str, None]
@@ -74,10 +74,10 @@ class ComparedPlan(_ComparedPlan, total=False):
     # Its schedule.
     schedule: Union[str, None]
 
-    # Parts that the model is cut into.
+    # Stages of the model.
     stages: Union[int, None]
 
-    # Parts on each device, where there are several: `stages` counts them all.
+    # Stages per device, if several: `stages` counts all.
     chunks: Union[int, None]
 
     # Its simulated step.
@@ -99,30 +99,30 @@ class CriticalStep(TypedDict):
     # Operation: `3F0`.
     name: str
 
-    # What it is.
+    # Its kind.
     kind: SpanKind
 
     # Start.
     start_seconds: Seconds
 
-    # Time it takes of the step.
+    # Its share of the step's time.
     seconds: Seconds
 
 
 class DeviceAnswer(TypedDict):
     """A device of the catalogue."""
 
-    # The name that plans and answers use; `aliases` of its figures serve as well.
+    # The name that plans and answers use; the `aliases` of its figures are accepted as well.
     name: str
 
-    # What a cluster file says of a device type.
+    # The figures of a device type, as in a cluster file.
     figures: DeviceType
 
-    # Whether curves ship that are fitted to measurements of this device or of another of the same chip; without them
+    # Whether curves ship that were fitted to measurements of this device or of another with the same chip; otherwise
     # times come from its data sheet.
     has_curves: bool
 
-    # What times of it come from.
+    # The source of its times.
     times: str
 
 
@@ -138,9 +138,9 @@ class _DeviceType(TypedDict):
 
 
 class DeviceType(_DeviceType, total=False):
-    """What a device can do. Only the first three matter to every step; the rest refine a prediction and are facts of the catalogue."""
+    """The figures of a device type. Only the first three affect every step; the rest refine a prediction and are facts of the catalogue."""
 
-    # What of it no tensor gets: kernels, buffers of collectives, what the allocator cannot fill. Nothing when absent.
+    # The part of it that tensors cannot use: kernels, buffers of collectives, fragmentation. Zero when absent.
     reserve: Union[Bytes, None]
 
     # Host link, each way.
@@ -149,7 +149,7 @@ class DeviceType(_DeviceType, total=False):
     # Speed relative to the device that costs were measured on; 1 when absent.
     speed: Union[float, None]
 
-    # Other names it is known by, as in `torch.cuda.get_device_name`.
+    # Other names, such as those of `torch.cuda.get_device_name`.
     aliases: list[str]
 
     # `sm90`, `gfx942`, …
@@ -158,40 +158,40 @@ class DeviceType(_DeviceType, total=False):
     # Streaming multiprocessors, compute units or cores.
     multiprocessors: Union[int, None]
 
-    # Last cache that all of them share.
+    # The last cache shared by all of them.
     l2: Union[Bytes, None]
 
-    # Cache behind `l2`, of a processor whose last one is so large and slow that `l2` is the core's own.
+    # The next larger cache, for a CPU whose last cache is so large and slow that `l2` is the core's own.
     last_cache: Union[Bytes, None]
 
-    # The whole port to the other devices of a node (NVLink, Infinity Fabric), each way; none when they only meet over
-    # the host link.
+    # Total bandwidth of the port to the other devices of a node (NVLink, Infinity Fabric), each way; absent if they
+    # only communicate over the host link.
     link_bandwidth: Union[BytesPerSecond, None]
 
     # The shortest time any operator takes.
     launch: Union[Seconds, None]
 
-    # What the host takes to call an operator of an accelerator, Python included; 29 µs when absent.
+    # Time in which the host calls an operator of an accelerator, Python included; 29 µs when absent.
     host_call: Union[Seconds, None]
 
-    # What a training script takes of the host for each pass of a stage, beside the stage's own work; nothing when
-    # absent. `train.py --host-trace` measures that of the folders that `emit` writes.
+    # Host time of a training script per pass of a stage, in addition to the stage's own work; zero when absent.
+    # `train.py --host-trace` measures it for the folders of `emit`.
     host_overhead: Union[Seconds, None]
 
-    # Time of large products relative to what the peak rate promises, whatever the data type; 1 when absent.
+    # Time of large products relative to the peak rate's, whatever the data type; 1 when absent.
     product_slowdown: Union[float, None]
 
-    # Time of plain copies relative to what the memory bandwidth promises; 1.25 when absent, 1.67 for processors.
+    # Time of plain copies relative to the memory bandwidth's; 1.25 when absent, 1.67 for CPUs.
     copy_slowdown: Union[float, None]
 
-    # Time of fused attention as PyTorch runs it, relative to the newest kernels for the chip; 1 when absent.
+    # Time of fused attention in PyTorch, relative to the newest kernels for the chip; 1 when absent.
     attention_slowdown: Union[float, None]
 
-    # Time of products of 16 and 8 bits in a run of minutes, relative to bursts: the clock that the power allows; 1 when
-    # absent.
+    # Time of products of 16 and 8 bits in a run of minutes, relative to short bursts: the power limit lowers the clock;
+    # 1 when absent.
     sustained_slowdown: Union[float, None]
 
-    # Where a figure comes from, by field.
+    # The source of each figure, by field.
     sources: dict[str, str]
 
 
@@ -201,7 +201,7 @@ class DevicesAnswer(TypedDict):
     # Version of this answer.
     schema_version: int
 
-    # The devices of the catalogue, or the one that was asked for.
+    # The devices of the catalogue, or the requested one.
     devices: list[DeviceAnswer]
 
 
@@ -223,7 +223,7 @@ class DiffAnswer(TypedDict):
     # Whether both are for the same cluster.
     is_same_cluster: bool
 
-    # Time of a micro-batch after over before, less one: negative is faster.
+    # Time per micro-batch, after relative to before, minus one: negative is faster.
     time_change: float
 
     # Bubble after minus before, in shares of device time.
@@ -232,7 +232,7 @@ class DiffAnswer(TypedDict):
     # Blocks that are in another stage, in the order of the model.
     moved: list[MovedBlock]
 
-    # Blocks whose activations are computed again, or wait in host memory, in one plan only.
+    # Blocks whose activations are recomputed, or moved to host memory, in one plan only.
     kept_otherwise: list[KeptOtherwise]
 
     # Devices of both, in order of their names.
@@ -247,15 +247,15 @@ class _DiffDevice(TypedDict):
 class DiffDevice(_DiffDevice, total=False):
     """A device in both plans."""
 
-    # Simulated peak before; absent where it runs nothing.
+    # Simulated peak before; absent if it runs nothing.
     before: Union[Bytes, None]
 
-    # Simulated peak after; absent where it runs nothing.
+    # Simulated peak after; absent if it runs nothing.
     after: Union[Bytes, None]
 
 
 class DiffSide(TypedDict):
-    """What a plan comes to."""
+    """Totals of a plan."""
 
     # The file.
     file: str
@@ -269,7 +269,7 @@ class DiffSide(TypedDict):
     # Schedule.
     schedule: str
 
-    # Micro-batches in a step.
+    # Micro-batches per step.
     micro_batches: int
 
     # Devices of each stage.
@@ -278,7 +278,7 @@ class DiffSide(TypedDict):
     # One simulated step.
     step_seconds: Seconds
 
-    # That over its micro-batches.
+    # The same per micro-batch.
     micro_batch_seconds: Seconds
 
     # Share of device time spent idle.
@@ -286,15 +286,15 @@ class DiffSide(TypedDict):
 
 
 class DifferentBlock(TypedDict):
-    """A block that two models do not have alike."""
+    """A block in which two models differ."""
 
     # Its path; empty for the model itself.
     block: str
 
-    # Operators of the first model that the second does not have there.
+    # Operators of the first model that the second lacks.
     before: int
 
-    # Operators of the second model that the first does not have there.
+    # Operators of the second model that the first lacks.
     after: int
 
 
@@ -304,7 +304,7 @@ class EmitAnswer(TypedDict):
     # Version of this answer.
     schema_version: int
 
-    # Where everything lies.
+    # The output folder.
     folder: str
 
     # Bytes written.
@@ -313,12 +313,12 @@ class EmitAnswer(TypedDict):
     # Stages in order.
     stages: list[EmittedStage]
 
-    # Parameters that several stages hold: where, and under which name.
+    # Parameters that several stages hold, with their stages and names.
     tied: list[list[TiedPlace]]
 
 
 class EmittedStage(TypedDict):
-    """A stage that was written."""
+    """A written stage."""
 
     # Its blocks by path.
     blocks: list[str]
@@ -340,19 +340,19 @@ class _Executed(TypedDict):
     # Version of this answer.
     schema_version: int
 
-    # The schedule that ran.
+    # The schedule.
     schedule: str
 
-    # Micro-batches in a step.
+    # Micro-batches per step.
     micro_batches: int
 
-    # Steps that were timed; warm-up is not among them.
+    # Timed steps, without warm-up.
     steps: int
 
     # Median time of a step.
     step_seconds: Seconds
 
-    # Samples in a second, by the first dimension of the first input.
+    # Samples per second, by the first dimension of the first input.
     samples_per_second: float
 
     # Share of device time that was idle.
@@ -366,9 +366,9 @@ class _Executed(TypedDict):
 
 
 class Executed(_Executed, total=False):
-    """Answer of `run`: what the pipeline took."""
+    """Answer of `run`: the measured pipeline."""
 
-    # What the plan predicted for a step, where it did.
+    # The plan's prediction of a step, if it has one.
     predicted_step_seconds: Union[Seconds, None]
 
     # Peak memory of this process.
@@ -376,7 +376,7 @@ class Executed(_Executed, total=False):
 
 
 class ExecutedStage(TypedDict):
-    """What one stage took."""
+    """Measurements of one stage."""
 
     # Position.
     stage: int
@@ -387,7 +387,7 @@ class ExecutedStage(TypedDict):
     # Median forward time of a micro-batch.
     forward_seconds: Seconds
 
-    # Median backward time of a micro-batch, both halves together.
+    # Median backward time of a micro-batch, both halves.
     backward_seconds: Seconds
 
 
@@ -416,12 +416,12 @@ class FitAnswer(TypedDict):
     # Seed of the split.
     seed: int
 
-    # One for each kind, data type, phase and device.
+    # One per kind, data type, phase and device.
     groups: list[FitGroup]
 
 
 class FitGroup(TypedDict):
-    """How good the model of one group is on rows that it was not fitted to; errors are in percent."""
+    """Held-out errors of one group's model, in percent."""
 
     # Kind of operator.
     kind: str
@@ -441,10 +441,10 @@ class FitGroup(TypedDict):
     # Fitted rows.
     train_rows: int
 
-    # Rows of a shape that was there already; their median was taken.
+    # Rows of a repeated shape, whose median was taken.
     duplicates: int
 
-    # Fitted rows that lie far off and had little weight.
+    # Fitted outliers, which had little weight.
     outliers: int
 
     # Mean absolute relative error.
@@ -453,7 +453,7 @@ class FitGroup(TypedDict):
     # Median absolute relative error.
     median: float
 
-    # Error that one of ten rows exceeds.
+    # The 90th percentile of the error.
     p90: float
 
     # Sum of absolute errors over the sum of times.
@@ -470,7 +470,7 @@ class FitGroup(TypedDict):
 
 
 class FittedCollective(TypedDict):
-    """A measured collective and how well the fitted link tells its times; errors are in percent."""
+    """A measured collective and the errors of the fitted link, in percent."""
 
     # `all_reduce`, `all_gather`, …
     collective: str
@@ -478,10 +478,10 @@ class FittedCollective(TypedDict):
     # Ranks.
     ranks: int
 
-    # Hosts that they ran on.
+    # Their hosts.
     hosts: int
 
-    # Sizes that were measured.
+    # Number of measured sizes.
     sizes: int
 
     # The smallest.
@@ -506,7 +506,7 @@ class FittedLinks(TypedDict):
     # The link that explains the times, as a level of a cluster file.
     level: Level
 
-    # What it was fitted to.
+    # The fitted tests.
     tests: list[FittedCollective]
 
 
@@ -517,14 +517,14 @@ FlopsPerSecond = float
 
 
 class _InferenceAnswer(TypedDict):
-    # What is made small.
+    # The minimised quantity.
     objective: InferenceObjective
 
 
 class InferenceAnswer(_InferenceAnswer, total=False):
-    """What a plan of the forward pass alone is for, and what it holds."""
+    """The objective and the memory of an inference plan."""
 
-    # Keys and values, where they are kept.
+    # Keys and values, if they are kept.
     kv_cache: Union[KvCacheAnswer, None]
 
 
@@ -535,14 +535,14 @@ class _InsideAnswer(TypedDict):
     # Operators in the order of the model.
     operators: list[OperatorSplit]
 
-    # Why nothing runs it.
+    # Why it cannot be run.
     not_carried_out: str
 
 
 class InsideAnswer(_InsideAnswer, total=False):
     """How the operators of a model are split over all devices."""
 
-    # By which share random changes made the exact answer faster, where they were tried.
+    # Share by which random changes improved the exact answer, if they were tried.
     random_gain: Union[float, None]
 
 
@@ -566,34 +566,34 @@ class _InspectBlock(TypedDict):
 class InspectBlock(_InspectBlock, total=False):
     """One block."""
 
-    # Sizes of the first tensor that it returns; null when it returns none or they are not known.
+    # Sizes of the first tensor that it returns; null if it returns none or they are unknown.
     output_shape: Union[list[Union[int, None]], None]
 
     # Element type of that tensor.
     output_dtype: Union[str, None]
 
-    # Trained elements that it reads, tied ones once; null when not all of their sizes are known.
+    # Trained elements that it reads, tied ones once; null if some of their sizes are unknown.
     parameters: Union[int, None]
 
-    # Forward operations, those of `fused_flops` left out; null when sizes that they follow from are not known.
+    # Forward operations, without those of `fused_flops`; null if sizes are unknown.
     flops: Union[int, None]
 
     # Further forward operations, in fused kernels.
     fused_flops: int
 
-    # Backward operations; null where `flops` is.
+    # Backward operations; null if `flops` is.
     backward_flops: Union[int, None]
 
-    # Bytes that autograd keeps from here; null when sizes that they follow from are not known.
+    # Bytes that autograd saves here; null if sizes are unknown.
     activation_bytes: Union[int, None]
 
-    # Predicted seconds from inputs to outputs; absent, like what follows, when no device was asked for.
+    # Predicted seconds of the forward pass; absent, like the following fields, if no device was requested.
     forward_seconds: Union[float, None]
 
     # Predicted seconds of both gradients.
     backward_seconds: Union[float, None]
 
-    # More about them.
+    # Details of the predicted times.
     time: Union[InspectTime, None]
 
 
@@ -601,44 +601,44 @@ class _InspectMemory(TypedDict):
     # Bytes at the fullest moment.
     bytes: Bytes
 
-    # That moment, in words.
+    # That moment, described.
     when: str
 
-    # What the memory consists of then.
+    # The parts of the memory at that moment.
     parts: list[MemoryPart]
 
-    # Operators that keep something of unknown size, which is not counted.
+    # Operators that save tensors of unknown size, which are not counted.
     unmeasured_operators: int
 
-    # Devices that train together.
+    # Devices for data parallelism.
     devices: int
 
-    # What would help, each change by itself.
+    # Changes that would help, each by itself.
     reliefs: list[MemoryRelief]
 
 
 class InspectMemory(_InspectMemory, total=False):
-    """What a training step holds on each device."""
+    """Memory of a training step on each device."""
 
-    # The loss that was counted; absent where there is none.
+    # The counted loss; absent if there is none.
     loss: Union[str, None]
 
-    # The device's type; absent, like what follows from it, when none was asked for.
+    # The device's type; absent, like the fields that depend on it, if none was requested.
     device: Union[str, None]
 
     # The device's memory.
     memory: Union[Bytes, None]
 
-    # Of it: kept clear for CUDA's context, buffers of collectives and what the allocator cannot fill.
+    # The part of it reserved for CUDA's context, buffers of collectives and fragmentation.
     kept_clear: Union[Bytes, None]
 
-    # `fits`; `tight` where it needs some of what is kept clear; `does not fit`.
+    # `fits`; `tight` if it needs some of the reserve; `does not fit`.
     verdict: Union[str, None]
 
-    # First size of the inputs, on each device.
+    # First size of the inputs, per device.
     largest_batch: Union[LargestSize, None]
 
-    # Second size, where the first input is of token ids.
+    # Second size, if the first input is token ids.
     longest_sequence: Union[LargestSize, None]
 
 
@@ -649,48 +649,48 @@ class _InspectReport(TypedDict):
     # The model's name.
     model: str
 
-    # What is known of the model's inputs.
+    # The model's inputs, as far as known.
     inputs: list[NamedTensor]
 
-    # What the model returns.
+    # The model's outputs.
     outputs: list[NamedTensor]
 
     # Sums over the whole model.
     totals: InspectTotals
 
-    # Blocks down to the asked depth, parents before their children; the root's path is empty.
+    # Blocks down to the requested depth, parents before their children; the root's path is empty.
     blocks: list[InspectBlock]
 
-    # Operators that no rule knows.
+    # Operators without a rule.
     unknown: list[InspectUnknown]
 
-    # Operators whose inferred type is not the recorded one: our error, and the recorded one was used.
+    # Operators whose inferred type differs from the recorded one, which was used: an error of the rule.
     disagreements: list[str]
 
-    # What could not be followed exactly when the trace was read.
+    # Parts of the trace that could not be followed exactly.
     notes: list[str]
 
 
 class InspectReport(_InspectReport, total=False):
     """A model as a table of blocks."""
 
-    # Statements that the trace has fixed although they depend on data, and what else was found while tracing.
+    # Statements that the trace has fixed although they depend on data, and other findings of tracing.
     trace_notes: list[str]
 
-    # Where predicted times come from; absent when no device was asked for.
+    # The source of predicted times; absent if no device was requested.
     times: Union[TimesFrom, None]
 
-    # What a training step holds in memory; absent unless asked for.
+    # Memory of a training step; absent unless requested.
     memory: Union[InspectMemory, None]
 
 
 class InspectTime(TypedDict):
-    """More about a block's predicted time."""
+    """Details of a block's predicted time."""
 
-    # Eight of ten measured forward times lie between.
+    # p10–p90 band of the forward time.
     forward: Band
 
-    # Eight of ten measured backward times lie between.
+    # p10–p90 band of the backward time.
     backward: Band
 
     # Seconds of the gradient of the inputs.
@@ -699,13 +699,13 @@ class InspectTime(TypedDict):
     # Seconds of the gradient of the weights.
     weight_gradient_seconds: float
 
-    # Scratch memory that a kernel asks for, at most.
+    # The most scratch memory of a kernel.
     workspace_bytes: int
 
-    # The least certain source: `measured`, `overhead`, `curve`, `scaled-curve`, `roofline`; `free` when nothing runs.
+    # The least certain source: `measured`, `overhead`, `curve`, `scaled-curve`, `roofline`; `free` if nothing runs.
     source: str
 
-    # Whether launching takes most of the forward time.
+    # Whether launch overhead is most of the forward time.
     is_launch_bound: bool
 
 
@@ -720,35 +720,35 @@ class _InspectTotals(TypedDict):
     # Number of operators.
     operators: int
 
-    # Number of operators that no rule knows.
+    # Number of operators without a rule.
     unknown_operators: int
 
 
 class InspectTotals(_InspectTotals, total=False):
     """Sums over the whole model."""
 
-    # Trained elements, tied ones once; null when the trace does not say the sizes of all of them.
+    # Trained elements, tied ones once; null if the trace does not state all of their sizes.
     parameters: Union[int, None]
 
-    # Forward operations as torch's flop counter counts them on a CPU, one multiply-add as two; null when sizes that
-    # they follow from are not known.
+    # Forward operations as torch's flop counter counts them on a CPU, one multiply-add as two; null if sizes are
+    # unknown.
     flops: Union[int, None]
 
-    # Backward operations; null where `flops` is.
+    # Backward operations; null if `flops` is.
     backward_flops: Union[int, None]
 
-    # Bytes of parameters, tied ones once; null where `parameters` is.
+    # Bytes of parameters, tied ones once; null if `parameters` is.
     parameter_bytes: Union[int, None]
 
-    # Bytes that autograd keeps for the backward pass; null when sizes that they follow from are not known.
+    # Bytes that autograd saves for the backward pass; null if sizes are unknown.
     activation_bytes: Union[int, None]
 
-    # Parameters and buffers whose sizes the trace neither says nor determines; some of them are named in the notes.
+    # Parameters and buffers whose sizes the trace neither states nor determines; the notes name some of them.
     tensors_of_unknown_size: int
 
 
 class InspectUnknown(TypedDict):
-    """An operator that no rule knows."""
+    """An operator without a rule."""
 
     # Its name.
     name: str
@@ -756,15 +756,15 @@ class InspectUnknown(TypedDict):
     # How often it occurs.
     count: int
 
-    # Paths of blocks that it occurs in, some of them when there are many.
+    # Paths of blocks that contain it; only some of them if there are many.
     paths: list[str]
 
-    # True when the shapes of its results are recorded.
+    # True if the shapes of its results are recorded.
     is_recorded: bool
 
 
 class KeptOtherwise(TypedDict):
-    """A block whose activations are kept otherwise."""
+    """A block whose saved activations are handled differently."""
 
     # Its path.
     block: str
@@ -777,39 +777,38 @@ class KeptOtherwise(TypedDict):
 
 
 class _KvCacheAnswer(TypedDict):
-    # Tokens of each sequence.
+    # Tokens per sequence.
     tokens: int
 
     # Attentions that keep them.
     attentions: int
 
-    # Bytes of one token of one sequence, all attentions together; what one device has of them where devices share each
-    # layer.
+    # Bytes per token and sequence over all attentions; one device's part if devices share each layer.
     bytes_per_token: Bytes
 
 
 class KvCacheAnswer(_KvCacheAnswer, total=False):
-    """Keys and values that attentions keep from token to token."""
+    """Keys and values that attentions keep between tokens."""
 
-    # Sequences that are on their way at once, on all devices together, where the model's inputs tell.
+    # Concurrent sequences over all devices, if the model's inputs tell them.
     sequences: Union[int, None]
 
-    # Tokens of each sequence that these stages have room for.
+    # Tokens per sequence for which these stages have room.
     most_tokens: Union[int, None]
 
 
 class LargestSize(TypedDict):
     """The largest size that fits."""
 
-    # Beside what is kept clear; 0 where nothing fits.
+    # Without the reserve; 0 if nothing fits.
     safe: int
 
-    # With all of the memory but CUDA's context.
+    # With all memory except CUDA's context.
     most: int
 
 
 class Level(TypedDict):
-    """What joins the members of one level."""
+    """The link between the members of one level."""
 
     # `nvlink`, `pcie`, `infiniband`, …; shown in messages.
     name: str
@@ -817,7 +816,7 @@ class Level(TypedDict):
     # Bandwidth of one device's port, each way.
     bandwidth: BytesPerSecond
 
-    # Time before the first byte arrives.
+    # Time until the first byte arrives.
     latency: Seconds
 
 
@@ -832,10 +831,10 @@ class _LintFinding(TypedDict):
 class LintFinding(_LintFinding, total=False):
     """One problem of an order."""
 
-    # The rank, where it has one.
+    # The rank, if it has one.
     rank: Union[int, None]
 
-    # The position in the rank's program, from 0, idle slots not counted.
+    # The position in the rank's program, from 0, without idle slots.
     position: Union[int, None]
 
 
@@ -843,7 +842,7 @@ class _LintedOrder(TypedDict):
     # Version of this answer.
     schema_version: int
 
-    # Whether the order runs and is complete.
+    # Whether the order is valid and complete.
     ok: bool
 
     # Problems, errors first.
@@ -853,17 +852,17 @@ class _LintedOrder(TypedDict):
 class LintedOrder(_LintedOrder, total=False):
     """Answer of `simulate --csv --lint`."""
 
-    # Most activations each rank holds at once, when the order runs.
+    # Peak number of activations on each rank, if the order is valid.
     peak_activations: Union[list[int], None]
 
 
 class LossAnswer(TypedDict):
     """A loss."""
 
-    # Which, of what, and whether it was guessed.
+    # Its kind, the sizes of its input, and whether it was guessed.
     what: str
 
-    # Bytes that it takes of one micro-batch at the most.
+    # Its largest memory for one micro-batch, in bytes.
     bytes: Bytes
 
 
@@ -878,42 +877,42 @@ class MemoryPart(TypedDict):
 
 
 class MemoryRelief(TypedDict):
-    """A change, and what a step holds with it."""
+    """A change, and the memory of a step with it."""
 
     # The change.
     what: str
 
-    # Bytes at the fullest moment then.
+    # Bytes at the fullest moment with the change.
     bytes: Bytes
 
 
 class _MicroBatchSizeTried(TypedDict):
-    # Samples of a micro-batch.
+    # Samples per micro-batch.
     samples: int
 
 
 class MicroBatchSizeTried(_MicroBatchSizeTried, total=False):
-    """Samples of a micro-batch that were tried."""
+    """Samples per micro-batch that were tried."""
 
-    # Seconds for each of them under the best plan.
+    # Seconds per sample under the best plan.
     sample_seconds: Union[float, None]
 
-    # Why there is no plan, where there is none.
+    # Why there is no plan, if so.
     fails: Union[str, None]
 
 
 class MicroBatchesTried(TypedDict):
     """The best plan with a number of micro-batches."""
 
-    # Micro-batches of a step.
+    # Micro-batches per step.
     micro_batches: int
 
-    # Seconds for each of them.
+    # Seconds per micro-batch.
     seconds_each: float
 
 
 class ModelDiffAnswer(TypedDict):
-    """What `diff` says of two models."""
+    """The answer of `diff` for two models."""
 
     # Version of this answer.
     schema_version: int
@@ -924,12 +923,12 @@ class ModelDiffAnswer(TypedDict):
     # The second model.
     after: ModelDiffSide
 
-    # Blocks with operators that the other model does not have there, in the order of the models.
+    # Blocks with operators that the other model lacks, in the order of the models.
     blocks: list[DifferentBlock]
 
 
 class ModelDiffSide(TypedDict):
-    """What a model comes to."""
+    """Totals of a model."""
 
     # The file.
     file: str
@@ -943,13 +942,13 @@ class ModelDiffSide(TypedDict):
     # Backward operations.
     backward_flops: Flops
 
-    # What autograd keeps for the backward pass.
+    # Saved activations.
     saved_bytes: Bytes
 
     # Operators.
     operators: int
 
-    # Those of them that the other model does not have.
+    # Operators that the other model lacks.
     different: int
 
 
@@ -961,10 +960,10 @@ class _MovedBlock(TypedDict):
 class MovedBlock(_MovedBlock, total=False):
     """A block in another stage."""
 
-    # Its stage before; absent where the first plan does not have it.
+    # Its stage before; absent if the first plan does not have it.
     before: Union[int, None]
 
-    # Its stage after; absent where the second plan does not have it.
+    # Its stage after; absent if the second plan does not have it.
     after: Union[int, None]
 
 
@@ -976,7 +975,7 @@ class _NamedTensor(TypedDict):
 class NamedTensor(_NamedTensor, total=False):
     """A tensor with its name; sizes that depend on data are null."""
 
-    # Sizes; null when even their number is not known.
+    # Sizes; null if even their number is unknown.
     shape: Union[list[Union[int, None]], None]
 
     # Element type as torch names it.
@@ -984,9 +983,9 @@ class NamedTensor(_NamedTensor, total=False):
 
 
 class OperatorSplit(TypedDict):
-    """In how many parts an operator is split; their product is the number of devices that it uses."""
+    """The degrees of an operator; their product is the number of devices that it uses."""
 
-    # Path of the call that it is in; empty for the model's own code.
+    # Path of the call that contains it; empty for the model's own code.
     block: str
 
     # Its name without name space: `conv2d`.
@@ -995,16 +994,16 @@ class OperatorSplit(TypedDict):
     # Parts of the samples of its result.
     samples: int
 
-    # Parts of the channels; of the last axis of what is no image.
+    # Parts of the channels; for other tensors than images, of the last axis.
     channels: int
 
-    # Parts of the height; of the positions of a sequence.
+    # Parts of the height, or of the positions of a sequence.
     height: int
 
     # Parts of the width.
     width: int
 
-    # Parts of the sums that make one element.
+    # Parts of the sums of one element.
     sums: int
 
 
@@ -1014,13 +1013,13 @@ class OutOfMemory(TypedDict):
     # Device name.
     device: str
 
-    # When it first needs more than it has.
+    # The first time at which it needs more than it has.
     at_seconds: Seconds
 
-    # What it needs at its peak.
+    # Its peak.
     needed: Bytes
 
-    # What it has.
+    # Its memory.
     limit: Bytes
 
     # The three largest causes at that moment.
@@ -1043,7 +1042,7 @@ class _PlanAnswer(TypedDict):
     # No plan of the family is faster.
     lower_bound_seconds: float
 
-    # Share by which the plan may be worse than the best.
+    # Optimality gap, as a share.
     gap: float
 
     # Whether no plan of the family is better.
@@ -1056,41 +1055,41 @@ class _PlanAnswer(TypedDict):
 class PlanAnswer(_PlanAnswer, total=False):
     """The answer of `plan`."""
 
-    # What replicas share out, where there are any and they do: `zero1`, `zero2`, `zero3`, `zero3 in groups of 8`.
+    # Sharding level, if there are replicas that shard: `zero1`, `zero2`, `zero3`, `zero3 in groups of 8`.
     sharding: Union[str, None]
 
-    # What devices share within each layer, where they do.
+    # How devices share each layer, if they do.
     shared: Union[SharedAnswer, None]
 
     # Schedule it runs under.
     schedule: Union[str, None]
 
-    # Micro-batches in a step.
+    # Micro-batches per step.
     micro_batches: Union[int, None]
 
-    # Samples in a step, where the model's inputs tell.
+    # Samples per step, if the model's inputs tell them.
     samples: Union[int, None]
 
-    # Samples a second, where the model's inputs tell how many a micro-batch has.
+    # Samples per second, if the model's inputs tell the size of a micro-batch.
     samples_per_second: Union[float, None]
 
-    # Tokens a second, where the model takes rows of them.
+    # Tokens per second, if the model takes rows of them.
     tokens_per_second: Union[float, None]
 
-    # Model FLOPs utilisation: the model's own operations in a second, what is computed again left out, as a share of
-    # the peak of the devices that are used.
+    # Model FLOPs utilisation: the model's own operations per second, without recomputation, as a share of the peak of
+    # the used devices.
     mfu: Union[float, None]
 
-    # What the forward pass alone was planned for; absent where training was.
+    # The inference objective; absent for training.
     inference: Union[InferenceAnswer, None]
 
-    # The loss behind the outputs, which is part of the last stage.
+    # The loss after the outputs, which is part of the last stage.
     loss: Union[LossAnswer, None]
 
-    # What keeps a step from being larger, where the planner chose its size and this was the reason.
+    # The limit on the size of a step, if the planner chose the size and met a limit.
     step_limit: Union[str, None]
 
-    # Seconds for each micro-batch in steady state; in the file's own unit for dnn-partitioning workloads.
+    # Seconds per micro-batch in steady state; in the file's own unit for dnn-partitioning workloads.
     period_seconds: Union[float, None]
 
     # Seconds of one step.
@@ -1099,46 +1098,46 @@ class PlanAnswer(_PlanAnswer, total=False):
     # Seconds of data parallelism by the same objective.
     data_parallel_seconds: Union[float, None]
 
-    # What is pinned: bounds and plans are of what keeps it so.
+    # Pinned calls: bounds and plans are under these pins.
     pins: list[str]
 
-    # Blocks between which cuts were looked for.
+    # Number of blocks between which cuts were searched.
     blocks: Union[int, None]
 
-    # Operators of the model that take time; as many as blocks where every cut was looked at.
+    # Operators of the model that take time; the number of blocks if every cut was searched.
     operators: Union[int, None]
 
-    # How long the search was allowed to take, where that was not `normal`: `quick` or `thorough`.
+    # Effort of the search, if not `normal`: `quick` or `thorough`.
     effort: Union[str, None]
 
     # Share of device time spent idle.
     bubble: Union[float, None]
 
-    # How uncertain the step, or else the period, is; see [`Predicted::band`](crate::Predicted::band).
+    # The uncertainty of the step, or else the period; see [`Predicted::band`](crate::Predicted::band).
     band: Union[Band, None]
 
-    # Where the times of operators come from.
+    # The source of the operators' times.
     times: Union[TimesFrom, None]
 
-    # What the script takes of the host for each pass, where that was charged.
+    # Host time of the script per pass, if it was charged.
     host_overhead_seconds: Union[float, None]
 
-    # Bytes at the peak of the fullest device.
+    # Peak bytes of the fullest device.
     memory_bytes: Union[int, None]
 
-    # What else was tried, best first.
+    # Other plans that were tried, best first.
     runners_up: list[RunnerUp]
 
-    # What a change of the cluster would give.
+    # Effects of changes to the cluster.
     what_if: list[WhatIf]
 
-    # Numbers of micro-batches that were tried, where none was asked for.
+    # Numbers of micro-batches that were tried, if none was requested.
     micro_batches_tried: list[MicroBatchesTried]
 
-    # Samples of a micro-batch that were tried, where that was asked for.
+    # Micro-batch sizes that were tried, if that was requested.
     micro_batch_sizes_tried: list[MicroBatchSizeTried]
 
-    # How operators are split, where they are.
+    # How operators are split, if they are.
     inside: Union[InsideAnswer, None]
 
 
@@ -1146,35 +1145,35 @@ class _ProfileAnswer(TypedDict):
     # Version of this answer.
     schema_version: int
 
-    # Where the rows went.
+    # The file with the rows.
     file: str
 
-    # What was measured on.
+    # The measured device.
     device: str
 
 
 class ProfileAnswer(_ProfileAnswer, total=False):
-    """Answer of `profile`: of operators with `--suite`, of blocks with `--model`."""
+    """Answer of `profile`: for operators with `--suite`, for blocks with `--model`."""
 
-    # Operators that were measured now.
+    # Operators measured by this run.
     operators: Union[int, None]
 
-    # Operators that an earlier run had left in the file.
+    # Operators measured by earlier runs of the file.
     operators_before: Union[int, None]
 
-    # Operators that could not be measured; comments in the file say why.
+    # Operators that could not be measured; comments in the file give the reasons.
     failed: Union[int, None]
 
     # Rows in the file.
     rows: Union[int, None]
 
-    # Seconds that measuring took.
+    # Seconds of measuring.
     seconds: Union[float, None]
 
     # Blocks, in the order of the model.
     blocks: list[ProfiledBlock]
 
-    # The whole model by itself.
+    # The whole model.
     model: Union[ProfiledTimes, None]
 
 
@@ -1202,15 +1201,15 @@ class ProfiledTimes(TypedDict):
 
 
 class Proved(TypedDict):
-    """What was proven of the program that one of several devices runs: given that the rule of each operator is right, outputs and gradients are those of the whole model."""
+    """The proof of the program of one of several devices: given that the rule of each operator is correct, outputs and gradients are those of the whole model."""
 
-    # Operators whose operands and gradients lie as their rules need them.
+    # Operators whose operands and gradients have the layouts that their rules need.
     operators: int
 
-    # Exchanges that bring them there.
+    # Exchanges that convert layouts.
     exchanges: int
 
-    # Results that no device holds whole.
+    # Results that are not whole on any device.
     parts: int
 
 
@@ -1225,10 +1224,10 @@ class _RunnerUp(TypedDict):
 class RunnerUp(_RunnerUp, total=False):
     """A plan that was not chosen."""
 
-    # What its replicas share out, as in the plan.
+    # Sharding level of its replicas.
     sharding: Union[str, None]
 
-    # Seconds for each micro-batch.
+    # Seconds per micro-batch.
     seconds: Union[float, None]
 
     # How much longer each micro-batch takes, as a share of the chosen plan's time.
@@ -1237,13 +1236,13 @@ class RunnerUp(_RunnerUp, total=False):
     # Its schedule.
     schedule: Union[str, None]
 
-    # Parts that the model is cut into.
+    # Stages of the model.
     stages: Union[int, None]
 
-    # Parts on each device, where there are several: `stages` counts them all.
+    # Stages per device, if several: `stages` counts all.
     chunks: Union[int, None]
 
-    # Bytes at the peak of its fullest device's stages.
+    # Peak bytes of its fullest device.
     memory_bytes: Union[int, None]
 
     # Why there is no such plan.
@@ -1251,7 +1250,7 @@ class RunnerUp(_RunnerUp, total=False):
 
 
 class Saving(TypedDict):
-    """What a faster part would save."""
+    """The saving by a faster part."""
 
     # `device gpu0`, `link gpu0 → gpu1` or `all devices`.
     what: str
@@ -1267,35 +1266,36 @@ class _SharedAnswer(TypedDict):
     # Devices that share each layer.
     degree: int
 
-    # Share of the forward pass's FLOPs that they share; the rest each of them does.
+    # Share of the forward pass's FLOPs that is divided; every device does the rest.
     split_flops: float
 
     # Exchanges of a micro-batch in the whole model.
     exchanges: int
 
-    # Seconds that compute waits for them in a micro-batch, there and back, through the whole model.
+    # Seconds that compute waits for them per micro-batch in both passes, over the whole model.
     exchange_seconds: float
 
-    # Share by which layers might be shared faster, by the times that it was chosen by.
+    # Optimality gap of the choice of layouts, by the times of the choice.
     gap: float
 
 
 class SharedAnswer(_SharedAnswer, total=False):
     """Layers that devices share."""
 
-    # The dimension along which images lie in bands, one for each device; none where weights and values are cut evenly.
+    # The dimension along which images are in bands, one per device; absent if weights and values are cut into equal
+    # slices.
     bands: Union[int, None]
 
-    # Samples, or positions of their sequences, are dealt out; each device has all weights.
+    # Samples, or positions of their sequences, are divided; each device has all weights.
     whole_weights: bool
 
-    # Weights that the first device of each group has alone, and computes with.
+    # Weights that only the first device of each group has and uses.
     on_first: list[str]
 
-    # What was proven of the program that one device runs.
+    # The proof of one device's program.
     proved: Proved
 
-    # Other numbers of devices that were tried, with the seconds of a micro-batch; none where there is no plan.
+    # Other numbers of devices that were tried, with the seconds of a micro-batch; absent if there is no plan.
     tried: list[SharedTried]
 
 
@@ -1305,9 +1305,9 @@ class _SharedTried(TypedDict):
 
 
 class SharedTried(_SharedTried, total=False):
-    """A number of devices that might share each layer."""
+    """A tried number of devices per layer."""
 
-    # Seconds of a micro-batch, all devices together.
+    # Seconds of a micro-batch, over all devices.
     seconds_each: Union[float, None]
 
 
@@ -1320,22 +1320,22 @@ class SimulatedDevice(TypedDict):
     # Time of its forward and backward passes.
     busy_seconds: Seconds
 
-    # What the step's time goes to on this device.
+    # The parts of the step's time on this device.
     time_parts: TimeParts
 
-    # Most memory in use.
+    # Peak memory.
     peak_memory_bytes: Bytes
 
-    # What the device has.
+    # The device's memory.
     memory_limit_bytes: Bytes
 
-    # When the peak is reached first.
+    # The first time of the peak.
     peak_at_seconds: Seconds
 
-    # What the peak consists of, largest first.
+    # The parts of the peak, largest first.
     parts: list[MemoryPart]
 
-    # Most micro-batches whose activations it holds at once.
+    # Peak number of micro-batches whose activations it holds.
     peak_activations: int
 
 
@@ -1349,10 +1349,10 @@ class _SimulatedOrder(TypedDict):
     # Longest time from a rank's first operation to its last.
     longest_span: int
 
-    # Time each rank computes.
+    # Computing time of each rank.
     busy: list[int]
 
-    # Most activations each rank holds at once.
+    # Peak number of activations on each rank.
     peak_activations: list[int]
 
     # The same if activations were freed with the input gradient.
@@ -1364,21 +1364,20 @@ class _SimulatedOrder(TypedDict):
     # Pipeline ranks.
     ranks: int
 
-    # Stages, all copies of the model counted.
+    # Stages over all copies of the model.
     stages: int
 
     # Operations of all ranks.
     operations: int
 
-    # What the linter warns of.
+    # Warnings of the linter.
     warnings: list[str]
 
 
 class SimulatedOrder(_SimulatedOrder, total=False):
     """Answer of `simulate --csv`."""
 
-    # Versions of its weights that each stage keeps, and updates that its gradients miss, where steps follow each other
-    # without a flush.
+    # Weight versions of each stage, and the staleness of its gradients, if there is no flush.
     versions: list[StageVersions]
 
 
@@ -1389,47 +1388,47 @@ class _SimulatedPlan(TypedDict):
     # The schedule.
     schedule: str
 
-    # Micro-batches of the step.
+    # Micro-batches per step.
     micro_batches: int
 
-    # One training step: all micro-batches, gradient sync, optimizer.
+    # One training step: all micro-batches, gradient sums, optimizer.
     step_seconds: Seconds
 
     # Longest time from a device's first operation to its last.
     longest_span_seconds: Seconds
 
-    # What each further step adds when steps follow each other.
+    # The period of consecutive steps.
     period_seconds: Seconds
 
-    # The same for each micro-batch.
+    # The period per micro-batch.
     micro_batch_seconds: Seconds
 
-    # Share of device time that no forward or backward pass fills.
+    # Share of device time without a forward or backward pass.
     bubble: float
 
     # By device, in the order of the cluster.
     devices: list[SimulatedDevice]
 
-    # How the step divides; the parts sum to it.
+    # The parts of the step, which sum to it.
     split: StepSplit
 
-    # The chain of operations that the step waits for, in order of time.
+    # The critical path of the step, in order of time.
     critical_path: list[CriticalStep]
 
-    # What 10 % more speed of a device or bandwidth of a link would save, largest first.
+    # Savings by 10 % more speed of a device or bandwidth of a link, largest first.
     savings: list[Saving]
 
     # Devices that run out of memory.
     out_of_memory: list[OutOfMemory]
 
-    # What the model leaves out or assumes for this plan.
+    # Omissions and assumptions of the model for this plan.
     notes: list[str]
 
 
 class SimulatedPlan(_SimulatedPlan, total=False):
     """Answer of `simulate PLAN`."""
 
-    # By stage, where steps follow each other without a flush.
+    # By stage, if there is no flush.
     versions: list[StageVersions]
 
 
@@ -1443,35 +1442,35 @@ class _SplitAnswer(TypedDict):
     # Name of the model's file.
     model: str
 
-    # The plan that was chosen.
+    # The chosen plan.
     plan: PlanAnswer
 
-    # Its step.
+    # Its simulated step.
     simulated: SimulatedPlan
 
-    # What people do by hand today.
+    # Rule-of-thumb cuts.
     by_hand: list[ByHand]
 
 
 class SplitAnswer(_SplitAnswer, total=False):
     """Answer of `split`; the parts are the answers of `plan` and `simulate`."""
 
-    # A step with as many micro-batches on one device; absent where the model does not fit one.
+    # A step with the same micro-batches on one device; absent if the model does not fit one.
     one_device_step_seconds: Union[float, None]
 
-    # Throughput, by the first size of the first input; absent where that is not known.
+    # Throughput, by the first size of the first input; absent if that is unknown.
     samples_per_second: Union[float, None]
 
-    # The best of each family and what people do by hand, simulated with as many micro-batches, best first.
+    # The best plan of each family and rule-of-thumb cuts, simulated with the same micro-batches, best first.
     compared: list[ComparedPlan]
 
     # Every strategy, likewise.
     strategies: list[ComparedPlan]
 
-    # Why the plan is better than the next.
+    # Why the plan is better than the next best.
     why: list[str]
 
-    # Numbers of micro-batches that were tried, where none was asked for.
+    # Numbers of micro-batches that were tried, if none was requested.
     micro_batches_tried: list[MicroBatchesTried]
 
 
@@ -1485,65 +1484,65 @@ class _StageAnswer(TypedDict):
     # Replicas.
     replicas: int
 
-    # Seconds for each micro-batch, all replicas together.
+    # Seconds per micro-batch, over all replicas.
     seconds: float
 
-    # Seconds of that which are compute.
+    # The part of them that is compute.
     compute_seconds: float
 
-    # Seconds of synchronising replicas.
+    # Seconds of gradient sums of replicas.
     sync_seconds: float
 
     # Seconds of transfers.
     transfer_seconds: float
 
-    # Bytes at the peak, on each device.
+    # Peak bytes per device.
     memory_bytes: int
 
-    # `compute`, `host` where calling the operators takes longer than computing them, `sync`, `transfer` or `memory`.
+    # `compute`, `host` if calling the operators takes longer than computing them, `sync`, `transfer` or `memory`.
     bound_by: str
 
 
 class StageAnswer(_StageAnswer, total=False):
     """One stage."""
 
-    # Devices that share each layer; absent where each device has layers of its own.
+    # Devices that share each layer; absent if each device has layers of its own.
     shared_by: Union[int, None]
 
-    # What the peak on its fullest device consists of, largest first, where the step is simulated.
+    # The parts of the peak on its fullest device, largest first, if the step is simulated.
     memory_parts: list[MemoryPart]
 
-    # Bytes of its devices' memory that tensors may fill, and all that there is, of the smallest.
+    # Bytes of its devices' memory that tensors may use, and the total memory, of the smallest.
     memory_usable: Union[Bytes, None]
 
     # See `memory_usable`.
     memory_limit: Union[Bytes, None]
 
-    # Bytes of one micro-batch that go on to the next stage; gradients go back the same way.
+    # Bytes of one micro-batch that are sent to the next stage; gradients are sent back.
     sends: Union[Bytes, None]
 
-    # Blocks that are computed again in the backward pass.
+    # Blocks that are recomputed in the backward pass.
     recompute: list[str]
 
-    # What is computed again at a time.
+    # The unit of recomputation.
     recompute_unit: RecomputeUnit
 
-    # Blocks whose activations wait in host memory.
+    # Blocks whose activations are moved to host memory.
     offload: list[str]
 
 
 class StageVersions(TypedDict):
     """A stage of a pipeline without a flush."""
 
-    # Most versions of its weights that a device keeps at once, the newest included.
+    # Most weight versions on a device at once, including the newest.
     kept: int
 
-    # Most updates between the weights that a gradient is computed with and those that it changes.
+    # Most updates between the weights that a gradient is computed with and those that it updates.
     staleness: int
 
 
 class StepSplit(TypedDict):
-    """How a step divides; the parts sum to it."""
+    """The parts of a step, which sum to it."""
 
     # Average computing time of a device.
     compute: Seconds
@@ -1551,19 +1550,19 @@ class StepSplit(TypedDict):
     # The busiest device's time above the average.
     imbalance: Seconds
 
-    # Waiting that the order makes even with free communication.
+    # Waiting that the order causes even with free communication.
     bubble: Seconds
 
-    # What latency adds.
+    # The effect of latency.
     latency: Seconds
 
-    # What limited bandwidth adds.
+    # The effect of limited bandwidth.
     bandwidth: Seconds
 
-    # What host overhead adds.
+    # The effect of host overhead.
     host: Seconds
 
-    # What the optimizer's step adds.
+    # The effect of the optimizer's step.
     optimizer: Seconds
 
 
@@ -1571,7 +1570,7 @@ class _StrategyLeftOut(TypedDict):
     # Its name in this comparison.
     name: str
 
-    # What it is, in a line.
+    # A description in one line.
     about: str
 
     # Why there is none.
@@ -1581,7 +1580,7 @@ class _StrategyLeftOut(TypedDict):
 class StrategyLeftOut(_StrategyLeftOut, total=False):
     """A strategy without a plan."""
 
-    # Memory that each device lacks, where that is the reason and a plan is known that would fit with it.
+    # Memory that each device lacks, if that is the reason and a plan would fit with it.
     missing_bytes: Union[Bytes, None]
 
 
@@ -1589,89 +1588,88 @@ class _StrategyRow(TypedDict):
     # Its name in this comparison: `data-parallel zero1`, `p3`, `auto`.
     name: str
 
-    # What it is, in a line.
+    # A description in one line.
     about: str
 
-    # The flags that make `plan` give the same numbers, beside those of this comparison; with `simulate` behind them,
-    # those that make `simulate` give them of that plan.
+    # The flags with which `plan` gives the same numbers, in addition to those of this comparison; after `simulate`, the
+    # flags with which `simulate` gives them for that plan.
     flags: str
 
-    # Whether it is what `plan` would give without a strategy.
+    # Whether it is the plan of `plan` without a strategy.
     is_plan: bool
 
     # The planner's strategy.
     strategy: str
 
-    # Whether it was chosen as the best, and not asked for.
+    # Whether it was chosen as the best instead of requested.
     is_chosen: bool
 
-    # Parts that the model is cut into.
+    # Stages of the model.
     stages: int
 
-    # Parts on each device: `stages` counts them all.
+    # Stages per device: `stages` counts all.
     chunks: int
 
     # Devices that it uses.
     devices: int
 
-    # Micro-batches in a step.
+    # Micro-batches per step.
     micro_batches: int
 
-    # Seconds of a step; of pipelines without an end, and where a step begins before the last has ended, from step to
-    # step.
+    # Seconds of a step; without a flush, or if steps overlap, the period.
     step_seconds: float
 
-    # Seconds for each micro-batch.
+    # Seconds per micro-batch.
     micro_batch_seconds: float
 
     # How much longer each sample takes than with the first of all, as a share.
     slower: float
 
-    # Bytes at the peak of the device that is nearest to its limit.
+    # Peak bytes of the device that is nearest to its limit.
     memory_bytes: Bytes
 
-    # What tensors may fill of that device.
+    # Bytes of that device that tensors may use.
     memory_limit: Bytes
 
-    # Whether gradients are those of the newest weights: pipelines without an end train otherwise than one device does.
+    # Whether gradients are computed with the newest weights: pipelines without a flush use stale ones.
     trains_as_one_device: bool
 
 
 class StrategyRow(_StrategyRow, total=False):
-    """A strategy, and what it gives."""
+    """A strategy with a plan."""
 
-    # What replicas share out, where there are any and they do.
+    # Sharding level, if there are replicas that shard.
     sharding: Union[str, None]
 
-    # Devices that share each layer, where they do.
+    # Devices that share each layer, if they do.
     shared_by: Union[int, None]
 
-    # Its schedule; absent where operators are split and there are no stages.
+    # Its schedule; absent if operators are split and there are no stages.
     schedule: Union[str, None]
 
-    # Samples in a micro-batch, where they are not the trace's.
+    # Samples per micro-batch, if not the trace's.
     micro_batch_size: Union[int, None]
 
-    # Samples in a step, where the model's inputs tell.
+    # Samples per step, if the model's inputs tell them.
     samples: Union[int, None]
 
-    # Samples a second, where the model's inputs tell.
+    # Samples per second, if the model's inputs tell them.
     samples_per_second: Union[float, None]
 
-    # Tokens a second, where the model takes rows of them.
+    # Tokens per second, if the model takes rows of them.
     tokens_per_second: Union[float, None]
 
-    # Model FLOPs utilisation of the devices that are used.
+    # Model FLOPs utilisation of the used devices.
     mfu: Union[float, None]
 
-    # Share of the used devices' time in which they compute nothing; absent where operators are split.
+    # Share of the used devices' time in which they compute nothing; absent if operators are split.
     idle: Union[float, None]
 
-    # Bytes that devices send each other in a step, all together; absent where operators are split, and where the step
-    # is too large to be simulated in passing.
+    # Bytes that devices send each other in a step, summed; absent if operators are split, or if the step is too large
+    # to simulate here.
     sent_bytes: Union[Bytes, None]
 
-    # What of it `train.py` does not carry out; nothing where it runs as it stands.
+    # The parts of it that `train.py` cannot run; empty if it runs as planned.
     not_carried_out: list[str]
 
 
@@ -1690,7 +1688,7 @@ class _TensorDifference(TypedDict):
 
 
 class TensorDifference(_TensorDifference, total=False):
-    """How far one tensor is off."""
+    """The difference of one tensor."""
 
     # The first stage that holds the parameter.
     stage: Union[int, None]
@@ -1707,7 +1705,7 @@ class TiedPlace(TypedDict):
 
 
 class TimeParts(TypedDict):
-    """What a device's step time goes to; the parts sum to the step."""
+    """The parts of a device's step time, which sum to the step."""
 
     # Forward passes.
     forward: Seconds
@@ -1715,13 +1713,13 @@ class TimeParts(TypedDict):
     # Backward passes, whole or in parts.
     backward: Seconds
 
-    # Forward passes run again for the backward.
+    # Recomputed forward passes.
     recompute: Seconds
 
-    # Collectives that computation waits in.
+    # Collectives that computation waits for.
     collective: Seconds
 
-    # Copies and sends that computation waits in.
+    # Copies and sends that computation waits for.
     copy: Seconds
 
     # Host overhead of launching operations.
@@ -1730,24 +1728,24 @@ class TimeParts(TypedDict):
     # Optimizer step.
     optimizer: Seconds
 
-    # Nothing to do.
+    # Idle time.
     idle: Seconds
 
 
 class _TimesFrom(TypedDict):
-    # The cost model: what it was fitted to, or the data sheet.
+    # The cost model: its data, or the data sheet.
     cost_model: str
 
     # Share of the predicted seconds by source: `measured`, `curve`, `scaled-curve` (a gradient by the curve of the
-    # forward pass), `overhead` (a call without work), `host` (calls of an accelerator, where they take longer than what
-    # they call), `roofline` (a data sheet).
+    # forward pass), `overhead` (a call without work), `host` (calls to an accelerator that take longer than the called
+    # operator), `roofline` (a data sheet).
     shares: dict[str, float]
 
 
 class TimesFrom(_TimesFrom, total=False):
-    """Where the times of a model's operators come from."""
+    """The source of the times of a model's operators."""
 
-    # Share of the predicted seconds that curves give for sizes outside those they were fitted to, where any do.
+    # Share of the predicted seconds from curves outside their fitted sizes, if any.
     outside: float
 
 
@@ -1771,17 +1769,17 @@ class _TraceAnswer(TypedDict):
 class TraceAnswer(_TraceAnswer, total=False):
     """Answer of `trace`."""
 
-    # Statements that the trace has fixed although they depend on data, and what else was found while tracing.
+    # Statements that the trace has fixed although they depend on data, and other findings of tracing.
     trace_notes: list[str]
 
 
 class UncheckedForm(TypedDict):
-    """A form that was not compared."""
+    """A format that was not compared."""
 
     # `torchscript` or `python`.
     form: str
 
-    # Why.
+    # The reason.
     reason: str
 
 
@@ -1789,10 +1787,10 @@ class _Verified(TypedDict):
     # Version of this answer.
     schema_version: int
 
-    # True when every difference of every form is within its tolerance.
+    # True if every difference of every format is within its tolerance.
     ok: bool
 
-    # Where it ran.
+    # The device.
     device: str
 
     # Training steps compared.
@@ -1802,16 +1800,16 @@ class _Verified(TypedDict):
     outputs_max_difference: float
 
     # Largest difference of a gradient, relative to the largest value of its tensor, or to a thousandth of the model's
-    # largest gradient where that is more.
+    # largest gradient if that is more.
     gradients_max_difference: float
 
-    # Largest difference of a loss, relative to the loss where that is more than 1.
+    # Largest difference of a loss, relative to the loss if that is more than 1.
     losses_max_difference: float
 
     # Number of parameters whose gradients were compared.
     gradients_compared: int
 
-    # How many of those were exactly zero on both sides in every step: they prove little.
+    # How many of these were exactly zero on both sides in every step: they prove little.
     gradients_zero: int
 
     # The worst tensors, outputs and gradients together.
@@ -1820,27 +1818,26 @@ class _Verified(TypedDict):
     # Losses of each step: whole model, stages.
     losses: list[list[float]]
 
-    # The forms that were compared, each by itself.
+    # The compared formats.
     forms: list[VerifiedForm]
 
-    # The forms that the folder has and that were not compared.
+    # The formats in the folder that were not compared.
     unchecked: list[UncheckedForm]
 
 
 class Verified(_Verified, total=False):
-    """Answer of `verify`: how far the stages are from the whole model, the worst of all forms."""
+    """Answer of `verify`: the differences between the stages and the whole model, the worst of all formats."""
 
     # True when both sides ran in float64.
     float64: bool
 
-    # What was proven of the program that one device runs, where devices share layers and the sources are those of the
-    # plan.
+    # The proof of one device's program, if devices share layers and the sources match the plan.
     proved: Union[Proved, None]
 
-    # Why nothing was proven where devices share layers.
+    # Why nothing was proven although devices share layers.
     unproved: Union[str, None]
 
-    # Where the first difference is, when there is one and its place was found.
+    # The place of the first difference, if there is one and it was found.
     first_difference: Union[FirstDifference, None]
 
 
@@ -1851,17 +1848,17 @@ class _VerifiedExchange(TypedDict):
     # `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `point-to-point`.
     collective: str
 
-    # How many.
+    # Number of calls.
     calls: int
 
-    # Bytes of the whole values; those of all messages where they go from one to another.
+    # Bytes of the whole values; for point-to-point the sum of all messages.
     bytes: int
 
 
 class VerifiedExchange(_VerifiedExchange, total=False):
-    """What went through one kind of collective in a step."""
+    """The traffic of one kind of collective in a step."""
 
-    # Bytes that the plan counts; none where the folder was written by a version that did not record them.
+    # The plan's bytes; absent if the folder was written by a version that did not record them.
     planned_bytes: Union[int, None]
 
 
@@ -1898,9 +1895,9 @@ class _VerifiedForm(TypedDict):
 
 
 class VerifiedForm(_VerifiedForm, total=False):
-    """One form of the stages beside the whole model."""
+    """One format of the stages, compared with the whole model."""
 
-    # What several processes did together, where stages are held by several devices.
+    # Results of several processes, if stages are shared by several devices.
     shards: Union[VerifiedShards, None]
 
 
@@ -1908,18 +1905,18 @@ class _VerifiedShards(TypedDict):
     # Processes.
     ranks: int
 
-    # Outputs, gradients and buffers that each of them holds whole, and that were compared with the first one's.
+    # Replicated outputs, gradients and buffers that were compared with the first process's.
     replicated_compared: int
 
-    # Largest difference of these, relative to the tensor's largest value; 0 where they are the same to the last bit.
+    # Largest difference of these, relative to the tensor's largest value; 0 if they are bitwise equal.
     replicated_max_difference: float
 
-    # What they sent each other in a step, by kind.
+    # Bytes exchanged in a step, by kind.
     exchanges: list[VerifiedExchange]
 
 
 class VerifiedShards(_VerifiedShards, total=False):
-    """Stages that several devices hold together, run by a process for each."""
+    """Stages shared by several devices, run by one process each."""
 
     # The one that differs most.
     replicated_worst: Union[str, None]
@@ -1928,10 +1925,10 @@ class VerifiedShards(_VerifiedShards, total=False):
 class WhatIf(TypedDict):
     """A change of the cluster."""
 
-    # The change in words.
+    # The change, described.
     change: str
 
-    # Seconds for each micro-batch after it.
+    # Seconds per micro-batch with it.
     seconds: float
 
     # Share by which each micro-batch is faster.

@@ -1,12 +1,12 @@
-//! `Backend`: what can run a stage.
+//! `Backend`: the trait of everything that can run a stage.
 
 use simulator::order::Kind;
 
-/// Runs stages. A device's thread makes its stages itself and keeps them; only values travel.
+/// Runs stages. A device's thread creates its stages itself and keeps them; only values are sent to other threads.
 pub trait Backend: Sync {
-    /// What goes from stage to stage.
+    /// A tensor sent from stage to stage.
     type Value: Send;
-    /// A loaded stage with what it keeps between forward and backward.
+    /// A loaded stage with everything saved between forward and backward.
     type Stage;
 
     /// Loads a stage onto a device.
@@ -33,7 +33,7 @@ pub trait Backend: Sync {
     /// Runs the forward pass of a micro-batch and returns the stage's outputs.
     ///
     /// # Errors
-    /// When the stage refuses its inputs.
+    /// When the stage rejects its inputs.
     fn forward(
         &self,
         stage: &mut Self::Stage,
@@ -43,7 +43,7 @@ pub trait Backend: Sync {
 
     /// Runs a part of the backward pass; outputs of the model get their gradient from the backend's loss.
     ///
-    /// Returns the gradient of each input, or nothing when `kind` makes none.
+    /// Returns the gradient of each input, or `None` when `kind` makes none.
     ///
     /// # Errors
     /// When autograd fails.
@@ -55,7 +55,7 @@ pub trait Backend: Sync {
         output_gradients: Vec<Option<Self::Value>>,
     ) -> Result<Vec<Option<Self::Value>>, BackendError>;
 
-    /// Returns the gradients of the parameters, for replicas to add up.
+    /// Returns the gradients of the parameters, for replicas to sum.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -64,7 +64,7 @@ pub trait Backend: Sync {
     /// Replaces the gradients of the parameters.
     ///
     /// # Errors
-    /// When they do not fit.
+    /// When their shapes differ.
     fn set_gradients(&self, stage: &mut Self::Stage, gradients: Vec<Self::Value>)
     -> Result<(), BackendError>;
 
@@ -75,7 +75,7 @@ pub trait Backend: Sync {
     fn update(&self, stage: &mut Self::Stage) -> Result<(), BackendError>;
 }
 
-/// Why a backend could not do its work.
+/// Why a backend failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BackendError(pub String);

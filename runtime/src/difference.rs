@@ -1,20 +1,21 @@
-//! How far stages are from the whole model, whoever compared them.
+//! How far the stages' results are from the whole model's, whichever program compared them.
 
-/// How far two tensors are apart.
+/// The difference of two tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
     /// Output or parameter.
     pub name: String,
     /// Largest absolute difference.
     pub absolute: f64,
-    /// That, divided by the largest absolute value of the whole model's tensor, or by what counts as noise if that is more.
+    /// That, divided by the largest absolute value of the whole model's tensor, or by the noise level if that is
+    /// larger.
     pub relative: f64,
 }
 
-/// How far the gradients of a parameter are apart, at worst.
+/// The largest difference of a parameter's gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientDifference {
-    /// The parameter, and how far.
+    /// The parameter and its difference.
     pub difference: Difference,
     /// The first stage that holds it.
     pub stage: u32,

@@ -1,8 +1,8 @@
 //! What happens when the stages run?
 //!
-//! A pipeline executes the very [`Order`](simulator::order::Order) that was simulated, one thread a device, over a
-//! [`Backend`]. [`Null`] only keeps time; the one of the crate `libtorch` runs archives on CPU or CUDA. [`profile`] says what
-//! is measured, and reads and writes the file of it.
+//! A pipeline executes the same [`Order`](simulator::order::Order) that was simulated, one thread a device, over a
+//! [`Backend`]. [`Null`] only keeps time; the backend of the crate `libtorch` runs archives on CPU or CUDA. [`profile`]
+//! defines what is measured, and reads and writes its file.
 //!
 //! ```
 //! use runtime::{Null, Source, StageWiring, Wiring, run};

@@ -1,7 +1,7 @@
 //! `Null`: a backend that computes nothing and only keeps time.
 //!
-//! With durations it sleeps as long as each operation would take, so that order, waits and overheads of the real
-//! pipeline can be measured without a model; without, it answers at once.
+//! With durations it sleeps as long as each operation would take, so that the order, waits and overheads of the real
+//! pipeline can be measured without a model; without them it returns at once.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use simulator::order::Kind;
 
 use crate::{Backend, BackendError};
 
-/// A backend of sleeping stages.
+/// A backend whose stages sleep.
 #[derive(Clone, Debug, Default)]
 pub struct Null {
     /// Number of outputs of each stage.
@@ -18,7 +18,7 @@ pub struct Null {
     pub durations: Vec<[Duration; 3]>,
 }
 
-/// A stage that counts what it was asked to do.
+/// A stage that counts its operations.
 #[derive(Debug)]
 pub struct NullStage {
     index: usize,
@@ -43,10 +43,10 @@ impl Backend for Null {
     type Stage = NullStage;
 
     fn load(&self, stage: usize, _device: usize) -> Result<NullStage, BackendError> {
-        match stage < self.n_outputs.len() {
-            true => Ok(NullStage { index: stage, n_inputs: 0 }),
-            false => Err(BackendError(format!("there is no stage {stage}"))),
+        if stage >= self.n_outputs.len() {
+            return Err(BackendError(format!("there is no stage {stage}")));
         }
+        Ok(NullStage { index: stage, n_inputs: 0 })
     }
 
     fn input(&self, _step: usize, _micro_batch: u32, _index: usize) -> Result<(), BackendError> {

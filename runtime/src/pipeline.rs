@@ -1,8 +1,8 @@
-//! Runs an order: one thread a device, values over channels, replicas' gradients added before the update.
+//! Runs an order: one thread a device, values over channels, replicas' gradients all-reduced before the update.
 //!
-//! Each device walks its own program and waits for nothing but values, as `simulate` assumes. Gradients of a value
-//! with several consumers are added in the order of the consumers, whatever the order of arrival: two runs of one
-//! pipeline give the same bits.
+//! Each device runs its own program and waits for nothing but values, as `simulate` assumes. Gradients of a value with
+//! several consumers are summed in the order of the consumers, whatever the order of arrival: two runs of one pipeline
+//! give the same bits.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,7 +14,7 @@ use simulator::order::{Kind, Op, Order};
 
 use crate::{Backend, BackendError, Source, Wiring, WiringError};
 
-/// What a run took.
+/// The times of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Measured {
     /// Operations of all devices, by device, in the order they ran.
@@ -23,7 +23,7 @@ pub struct Measured {
     pub steps: Vec<u64>,
 }
 
-/// One operation as it ran; times are nanoseconds since all devices were ready.
+/// One executed operation; times are nanoseconds since all devices were ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct MeasuredOp {
@@ -103,7 +103,7 @@ pub fn run<B: Backend>(
     Ok(Measured { devices, steps })
 }
 
-/// Which device runs what.
+/// The device of each operation.
 struct Routes {
     /// Device of a stage for a micro-batch.
     device: HashMap<(usize, u32), usize>,
@@ -140,16 +140,16 @@ impl Routes {
     }
 }
 
-/// Where a value is awaited.
+/// The key of an awaited value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Slot {
     /// Input of a stage.
     Activation { step: usize, stage: usize, micro_batch: u32, input: usize },
     /// Gradient of an output, from one consumer of it.
     Gradient { step: usize, stage: usize, micro_batch: u32, output: usize, consumer: (usize, usize) },
-    /// Gradients of a replica on their way to the first one.
+    /// Gradients of a replica, sent to the first one.
     Replica { step: usize, stage: usize, device: usize },
-    /// Their sum on its way back.
+    /// Their sum, sent back.
     Sum { step: usize, stage: usize },
 }
 
@@ -158,7 +158,7 @@ enum Message<V> {
     Stop,
 }
 
-/// Tells the other devices to stop unless this one ended well.
+/// Tells the other devices to stop unless this one succeeded.
 struct StopOthers<V> {
     senders: Vec<Sender<Message<V>>>,
     armed: bool,
@@ -168,7 +168,7 @@ impl<V> Drop for StopOthers<V> {
     fn drop(&mut self) {
         if self.armed {
             for sender in &self.senders {
-                // A device that has ended needs no word.
+                // A device that has ended needs no message.
                 let _ = sender.send(Message::Stop);
             }
         }
@@ -252,11 +252,11 @@ impl<B: Backend> Worker<'_, B> {
         let begun = now();
         let outputs =
             self.backend.forward(stage, micro_batch, inputs).map_err(self.failed(op.to_string()))?;
-        // Taken before the values leave: who receives one must not seem to start before it was made.
+        // Read before the values are sent: a receiver must not seem to start before its input was made.
         let ended = now();
         let consumers = &self.routes.consumers[index];
         if outputs.len() != consumers.len() {
-            let message = format!("it gave {} outputs instead of {}", outputs.len(), consumers.len());
+            let message = format!("it returned {} outputs instead of {}", outputs.len(), consumers.len());
             return Err(self.failed(op.to_string())(BackendError(message)));
         }
         for (value, consumers) in outputs.into_iter().zip(consumers) {
@@ -313,7 +313,7 @@ impl<B: Backend> Worker<'_, B> {
         Ok((begun, ended))
     }
 
-    /// Adds the gradients of a stage's replicas; the first replica adds, in the order of the devices.
+    /// All-reduces the gradients of a stage's replicas; the first replica sums, in the order of the devices.
     fn add_replicas(&mut self, stages: &mut Stages<B>, step: usize) -> Result<(), RunError> {
         let mut replicated = Vec::new();
         for (&stage, loaded) in stages.iter_mut() {
@@ -361,7 +361,7 @@ impl<B: Backend> Worker<'_, B> {
     }
 
     fn send(&self, device: usize, slot: Slot, values: Vec<Option<B::Value>>) {
-        // A device that has failed has told everybody to stop; its value is not missed.
+        // A device that has failed has told all others to stop; its value is not needed.
         let _ = self.guard.senders[device].send(Message::Values(slot, values));
     }
 

@@ -1,6 +1,6 @@
-//! How stages join: which output feeds which input.
+//! Wiring: which output feeds which input.
 
-/// The joints of a pipeline.
+/// The connections of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wiring {
     /// Stages in the order of the model.
@@ -9,7 +9,7 @@ pub struct Wiring {
     pub n_inputs: usize,
 }
 
-/// The joints of one stage.
+/// The connections of one stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageWiring {
     /// Where each input comes from.
@@ -32,7 +32,7 @@ pub enum Source {
     },
 }
 
-/// Why stages do not join.
+/// Why a wiring is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum WiringError {
@@ -49,10 +49,10 @@ pub enum WiringError {
 }
 
 impl Wiring {
-    /// Checks that every source exists and lies before its use.
+    /// Checks that every source exists and comes before its use.
     ///
     /// # Errors
-    /// Names the first joint that does not hold.
+    /// Reports the first invalid connection.
     pub fn validate(&self) -> Result<(), WiringError> {
         if self.stages.is_empty() {
             return Err(WiringError::Empty);

@@ -19,7 +19,7 @@ fn null(n_stages: usize) -> Null {
     Null { n_outputs: vec![1; n_stages], durations: Vec::new() }
 }
 
-/// Every operation starts after what it needs has ended.
+/// Every operation starts after everything it needs has ended.
 fn check_dependencies(measured: &Measured, n_stages: usize) {
     let mut ends = HashMap::new();
     for op in measured.devices.iter().flatten() {

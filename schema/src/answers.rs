@@ -1,4 +1,4 @@
-//! What `split`, `emit`, `trace`, `diff` and `profile` print with `--format json`.
+//! The answers of `split`, `emit`, `trace`, `diff` and `profile` with `--format json`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,33 +15,33 @@ pub struct SplitAnswer {
     pub schema_version: u32,
     /// Name of the model's file.
     pub model: String,
-    /// The plan that was chosen.
+    /// The chosen plan.
     pub plan: PlanAnswer,
-    /// Its step.
+    /// Its simulated step.
     pub simulated: SimulatedPlan,
-    /// A step with as many micro-batches on one device; absent where the model does not fit one.
+    /// A step with the same micro-batches on one device; absent if the model does not fit one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub one_device_step_seconds: Option<f64>,
-    /// Throughput, by the first size of the first input; absent where that is not known.
+    /// Throughput, by the first size of the first input; absent if that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,
-    /// What people do by hand today.
+    /// Rule-of-thumb cuts.
     pub by_hand: Vec<ByHand>,
-    /// The best of each family and what people do by hand, simulated with as many micro-batches, best first.
+    /// The best plan of each family and rule-of-thumb cuts, simulated with the same micro-batches, best first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compared: Vec<ComparedPlan>,
     /// Every strategy, likewise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub strategies: Vec<ComparedPlan>,
-    /// Why the plan is better than the next.
+    /// Why the plan is better than the next best.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub why: Vec<String>,
-    /// Numbers of micro-batches that were tried, where none was asked for.
+    /// Numbers of micro-batches that were tried, if none was requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub micro_batches_tried: Vec<MicroBatchesTried>,
 }
 
-/// A plan beside the one that was chosen.
+/// A plan to compare with the chosen one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ComparedPlan {
     /// `best pipeline`, `even layers, by hand`; or a strategy.
@@ -52,10 +52,10 @@ pub struct ComparedPlan {
     /// Its schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
-    /// Parts that the model is cut into.
+    /// Stages of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages: Option<u32>,
-    /// Parts on each device, where there are several: `stages` counts them all.
+    /// Stages per device, if several: `stages` counts all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<u32>,
     /// Its simulated step.
@@ -74,26 +74,26 @@ pub struct ComparedPlan {
 /// The best plan with a number of micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MicroBatchesTried {
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     pub micro_batches: u32,
-    /// Seconds for each of them.
+    /// Seconds per micro-batch.
     pub seconds_each: f64,
 }
 
-/// Samples of a micro-batch that were tried.
+/// Samples per micro-batch that were tried.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MicroBatchSizeTried {
-    /// Samples of a micro-batch.
+    /// Samples per micro-batch.
     pub samples: u64,
-    /// Seconds for each of them under the best plan.
+    /// Seconds per sample under the best plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample_seconds: Option<f64>,
-    /// Why there is no plan, where there is none.
+    /// Why there is no plan, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fails: Option<String>,
 }
 
-/// A split by hand.
+/// A rule-of-thumb cut.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ByHand {
     /// `even-layers`, `even-parameters`, …
@@ -111,17 +111,17 @@ pub struct ByHand {
 pub struct EmitAnswer {
     /// Version of this answer.
     pub schema_version: u32,
-    /// Where everything lies.
+    /// The output folder.
     pub folder: String,
     /// Bytes written.
     pub bytes: u64,
     /// Stages in order.
     pub stages: Vec<EmittedStage>,
-    /// Parameters that several stages hold: where, and under which name.
+    /// Parameters that several stages hold, with their stages and names.
     pub tied: Vec<Vec<TiedPlace>>,
 }
 
-/// A stage that was written.
+/// A written stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EmittedStage {
     /// Its blocks by path.
@@ -158,7 +158,7 @@ pub struct TraceAnswer {
     pub parameters: u64,
     /// Version of torch that traced.
     pub torch: String,
-    /// Statements that the trace has fixed although they depend on data, and what else was found while tracing.
+    /// Statements that the trace has fixed although they depend on data, and other findings of tracing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trace_notes: Vec<String>,
 }
@@ -176,19 +176,19 @@ pub struct DiffAnswer {
     pub is_same_model: bool,
     /// Whether both are for the same cluster.
     pub is_same_cluster: bool,
-    /// Time of a micro-batch after over before, less one: negative is faster.
+    /// Time per micro-batch, after relative to before, minus one: negative is faster.
     pub time_change: f64,
     /// Bubble after minus before, in shares of device time.
     pub bubble_change: f64,
     /// Blocks that are in another stage, in the order of the model.
     pub moved: Vec<MovedBlock>,
-    /// Blocks whose activations are computed again, or wait in host memory, in one plan only.
+    /// Blocks whose activations are recomputed, or moved to host memory, in one plan only.
     pub kept_otherwise: Vec<KeptOtherwise>,
     /// Devices of both, in order of their names.
     pub devices: Vec<DiffDevice>,
 }
 
-/// What `diff` says of two models.
+/// The answer of `diff` for two models.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelDiffAnswer {
     /// Version of this answer.
@@ -197,11 +197,11 @@ pub struct ModelDiffAnswer {
     pub before: ModelDiffSide,
     /// The second model.
     pub after: ModelDiffSide,
-    /// Blocks with operators that the other model does not have there, in the order of the models.
+    /// Blocks with operators that the other model lacks, in the order of the models.
     pub blocks: Vec<DifferentBlock>,
 }
 
-/// What a model comes to.
+/// Totals of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelDiffSide {
     /// The file.
@@ -212,26 +212,26 @@ pub struct ModelDiffSide {
     pub forward_flops: Flops,
     /// Backward operations.
     pub backward_flops: Flops,
-    /// What autograd keeps for the backward pass.
+    /// Saved activations.
     pub saved_bytes: Bytes,
     /// Operators.
     pub operators: u64,
-    /// Those of them that the other model does not have.
+    /// Operators that the other model lacks.
     pub different: u64,
 }
 
-/// A block that two models do not have alike.
+/// A block in which two models differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DifferentBlock {
     /// Its path; empty for the model itself.
     pub block: String,
-    /// Operators of the first model that the second does not have there.
+    /// Operators of the first model that the second lacks.
     pub before: u64,
-    /// Operators of the second model that the first does not have there.
+    /// Operators of the second model that the first lacks.
     pub after: u64,
 }
 
-/// What a plan comes to.
+/// Totals of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct DiffSide {
     /// The file.
@@ -242,13 +242,13 @@ pub struct DiffSide {
     pub strategy: String,
     /// Schedule.
     pub schedule: String,
-    /// Micro-batches in a step.
+    /// Micro-batches per step.
     pub micro_batches: u32,
     /// Devices of each stage.
     pub stages: Vec<Vec<String>>,
     /// One simulated step.
     pub step_seconds: Seconds,
-    /// That over its micro-batches.
+    /// The same per micro-batch.
     pub micro_batch_seconds: Seconds,
     /// Share of device time spent idle.
     pub bubble: f64,
@@ -259,15 +259,15 @@ pub struct DiffSide {
 pub struct MovedBlock {
     /// Its path.
     pub block: String,
-    /// Its stage before; absent where the first plan does not have it.
+    /// Its stage before; absent if the first plan does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<u32>,
-    /// Its stage after; absent where the second plan does not have it.
+    /// Its stage after; absent if the second plan does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u32>,
 }
 
-/// A block whose activations are kept otherwise.
+/// A block whose saved activations are handled differently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct KeptOtherwise {
     /// Its path.
@@ -283,42 +283,42 @@ pub struct KeptOtherwise {
 pub struct DiffDevice {
     /// Its name.
     pub name: String,
-    /// Simulated peak before; absent where it runs nothing.
+    /// Simulated peak before; absent if it runs nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Bytes>,
-    /// Simulated peak after; absent where it runs nothing.
+    /// Simulated peak after; absent if it runs nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Bytes>,
 }
 
-/// Answer of `profile`: of operators with `--suite`, of blocks with `--model`.
+/// Answer of `profile`: for operators with `--suite`, for blocks with `--model`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ProfileAnswer {
     /// Version of this answer.
     pub schema_version: u32,
-    /// Where the rows went.
+    /// The file with the rows.
     pub file: String,
-    /// What was measured on.
+    /// The measured device.
     pub device: String,
-    /// Operators that were measured now.
+    /// Operators measured by this run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operators: Option<u64>,
-    /// Operators that an earlier run had left in the file.
+    /// Operators measured by earlier runs of the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operators_before: Option<u64>,
-    /// Operators that could not be measured; comments in the file say why.
+    /// Operators that could not be measured; comments in the file give the reasons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<u64>,
     /// Rows in the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u64>,
-    /// Seconds that measuring took.
+    /// Seconds of measuring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     /// Blocks, in the order of the model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<ProfiledBlock>,
-    /// The whole model by itself.
+    /// The whole model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ProfiledTimes>,
 }

@@ -1,8 +1,8 @@
-//! The catalogue of devices: what data sheets say, and names that people type.
+//! The catalogue of devices: figures of data sheets, and names that people type.
 //!
-//! The facts stand in `devices.yaml` beside this file; a user's file of the same shape extends or overrides them.
-//! A name is found without regard to case, punctuation and vendor: `a100`, `NVIDIA A100-SXM4-80GB` and
-//! `A100 SXM4 80GB` are one device.
+//! The facts are in `devices.yaml`, next to this file; a user's file of the same form extends or overrides them. Names
+//! match regardless of case, punctuation and vendor: `a100`, `NVIDIA A100-SXM4-80GB` and `A100 SXM4 80GB` are one
+//! device.
 
 use std::sync::LazyLock;
 
@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, DeviceType, YamlError, from_yaml};
 
-/// Newest version of the device file that is understood.
+/// Newest supported version of the device file.
 const VERSION: u32 = 1;
 
-/// What figures can be; beyond it a time made of them is no number.
+/// The range of figures; beyond it times would overflow.
 pub(crate) const FIGURES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
 
-/// A file of devices, as the catalogue's own.
+/// A file of devices, in the form of the catalogue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceFile {
@@ -26,7 +26,7 @@ pub struct DeviceFile {
     pub kind: String,
     /// 1.
     pub version: u32,
-    /// Share of the memory that no tensor gets, of devices that do not say it themselves; nothing when absent.
+    /// Share of the memory reserved for everything but tensors, for devices that do not set it; zero when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve: Option<f64>,
     /// Devices by name.
@@ -43,12 +43,12 @@ pub enum DeviceFileError {
     #[error("this is a `{0}` file, not a `devices` file")]
     Kind(String),
     /// Written for a later release.
-    #[error("device file version {0} is not known, the newest known is {VERSION}")]
+    #[error("device file version {0} is not supported, the newest supported is {VERSION}")]
     Version(u32),
-    /// A share that leaves no memory, or more than there is.
+    /// A share that leaves no memory, or exceeds it.
     #[error("`reserve` is {0}; it must be a share of the memory, at least 0 and less than 1")]
     Reserve(f64),
-    /// A figure that no device has.
+    /// A figure out of range.
     #[error("device `{device}`: {field} must be a positive number, {start:e} to {end:e}", start = FIGURES.start(), end = FIGURES.end())]
     Figure {
         /// Name of the device.
@@ -62,13 +62,13 @@ pub enum DeviceFileError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no device is called `{name}`")]
 pub struct UnknownDevice {
-    /// What was asked for.
+    /// The requested name.
     pub name: String,
     /// The nearest names, best first.
     pub similar: Vec<String>,
 }
 
-/// Returns the devices we know from their data sheets, oldest first.
+/// Returns the devices known from their data sheets, oldest first.
 pub fn catalogue() -> &'static IndexMap<String, DeviceType> {
     static CATALOGUE: LazyLock<IndexMap<String, DeviceType>> =
         LazyLock::new(|| read_devices(include_str!("devices.yaml")).expect("the shipped catalogue is valid"));
@@ -78,7 +78,7 @@ pub fn catalogue() -> &'static IndexMap<String, DeviceType> {
 /// Reads a file of devices.
 ///
 /// # Errors
-/// When it is no such file, or a figure is zero, negative or not finite.
+/// If it is no such file, or a figure is zero, negative or not finite.
 pub fn read_devices(text: &str) -> Result<IndexMap<String, DeviceType>, DeviceFileError> {
     let mut file: DeviceFile = from_yaml(text)?;
     if file.kind != "devices" {
@@ -98,12 +98,12 @@ pub fn read_devices(text: &str) -> Result<IndexMap<String, DeviceType>, DeviceFi
     Ok(file.devices)
 }
 
-/// Refuses figures that are zero, negative, not finite or beyond all bounds.
+/// Refuses figures that are zero, negative, not finite or out of range.
 pub(crate) fn check_figures(name: &str, device: &DeviceType) -> Result<(), DeviceFileError> {
     let figures = [
         ("memory", Some(device.memory.0 as f64)),
-        // Something is left.
-        ("memory beside its reserve", device.reserve.map(|_| device.usable().0 as f64)),
+        // The reserve must leave some memory.
+        ("memory without its reserve", device.reserve.map(|_| device.usable().0 as f64)),
         ("memory_bandwidth", Some(device.memory_bandwidth.0)),
         ("host_bandwidth", device.host_bandwidth.map(|rate| rate.0)),
         ("link_bandwidth", device.link_bandwidth.map(|rate| rate.0)),
@@ -130,7 +130,7 @@ pub(crate) fn check_figures(name: &str, device: &DeviceType) -> Result<(), Devic
 /// Finds a device by name or alias; `own` devices come before the catalogue's.
 ///
 /// # Errors
-/// When there is none; the error names the nearest ones.
+/// If there is none; the error has the nearest names.
 pub fn find_device<'a>(
     name: &str,
     own: &'a IndexMap<String, DeviceType>,
@@ -138,17 +138,17 @@ pub fn find_device<'a>(
     find_among(name, &[own, catalogue()])
 }
 
-/// Returns the names that a device goes by, as letters and digits in lower case without the vendor's words: what its
-/// driver calls it is one of them when it is spelt so, too.
+/// Returns the normalised names of a device: lower-case letters and digits, without the vendor's words. The driver's
+/// name is one of them if it is normalised in the same way.
 pub fn plain_names(name: &str, own: &IndexMap<String, DeviceType>) -> Vec<String> {
     let Ok((key, device)) = find_device(name, own) else { return vec![plain(name)] };
-    // A cluster's file repeats the catalogue's figures, and need not repeat its names.
+    // A cluster's file repeats the catalogue's figures, and may omit its names.
     let known = catalogue().get(key).map(|device| device.aliases.as_slice()).unwrap_or_default();
     let names = std::iter::once(key).chain(device.aliases.iter().chain(known).map(String::as_str));
     names.map(plain).collect::<std::collections::BTreeSet<_>>().into_iter().collect()
 }
 
-/// The same in several lists, the first of which comes first.
+/// Searches several lists, in order of precedence.
 pub(crate) fn find_among<'a>(
     name: &str,
     lists: &[&'a IndexMap<String, DeviceType>],
@@ -165,7 +165,7 @@ pub(crate) fn find_among<'a>(
     Err(UnknownDevice { name: name.to_string(), similar: similar(&wanted, lists) })
 }
 
-/// Returns up to three names that were perhaps meant.
+/// Returns up to three similar names.
 fn similar(wanted: &str, lists: &[&IndexMap<String, DeviceType>]) -> Vec<String> {
     let mut near: Vec<(f64, &str)> = Vec::new();
     for (key, device) in lists.iter().copied().flatten() {
@@ -173,8 +173,8 @@ fn similar(wanted: &str, lists: &[&IndexMap<String, DeviceType>]) -> Vec<String>
         let (score, name) = names
             .map(|name| {
                 let candidate = plain(name);
-                // A part of a name is a better guess than a few equal letters: `a100 pcie`.
-                // One letter is a part of half the names.
+                // A substring is a better guess than a few equal letters: `a100 pcie`. One letter is a substring of
+                // half the names.
                 let contains =
                     wanted.len() > 1 && (candidate.contains(wanted) || wanted.contains(&candidate));
                 (
@@ -191,7 +191,7 @@ fn similar(wanted: &str, lists: &[&IndexMap<String, DeviceType>]) -> Vec<String>
     near.into_iter().take(3).map(|(_, name)| name.to_string()).collect()
 }
 
-/// Letters and digits in lower case, without the vendor's words.
+/// Returns the lower-case letters and digits, without the vendor's words.
 fn plain(name: &str) -> String {
     const VENDORS: [&str; 6] = ["nvidia", "tesla", "geforce", "amd", "instinct", "intel"];
     let words = name.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase);

@@ -1,7 +1,7 @@
-//! `cluster.yaml`: devices, where they sit, and what joins them.
+//! `cluster.yaml`: devices, their places, and the links between them.
 //!
-//! Levels run from the inside out: level 0 joins the devices of one node, level 1 joins nodes, and so on.
-//! Two devices talk over the innermost level that holds both.
+//! Levels are ordered from the inside out: level 0 joins the devices of one node, level 1 joins nodes, and so on. Two
+//! devices communicate over the innermost level that contains both.
 
 use indexmap::IndexMap;
 use schemars::JsonSchema;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 
-/// What is assumed of a host link without a figure: PCI Express 3.0, 16 lanes.
+/// The assumed bandwidth of a host link without a figure: PCI Express 3.0, 16 lanes.
 pub const HOST_BANDWIDTH: BytesPerSecond = BytesPerSecond(12e9);
 
 /// A cluster as written in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
-    /// Device types by name: from the catalogue, or with numbers of the user's own.
+    /// Device types by name: from the catalogue, or with the user's own figures.
     pub types: IndexMap<String, DeviceType>,
     /// The devices; a device's id is its position here.
     pub devices: Vec<Device>,
@@ -28,15 +28,15 @@ pub struct Cluster {
     pub links: Vec<Link>,
 }
 
-/// What a device can do.
+/// The figures of a device type.
 ///
-/// Only the first three matter to every step; the rest refine a prediction and are facts of the catalogue.
+/// Only the first three affect every step; the rest refine a prediction and are facts of the catalogue.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceType {
     /// Memory that a process can use.
     pub memory: Bytes,
-    /// What of it no tensor gets: kernels, buffers of collectives, what the allocator cannot fill. Nothing when absent.
+    /// The part of it that tensors cannot use: kernels, buffers of collectives, fragmentation. Zero when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve: Option<Bytes>,
     /// Memory bandwidth.
@@ -49,7 +49,7 @@ pub struct DeviceType {
     /// Speed relative to the device that costs were measured on; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<f64>,
-    /// Other names it is known by, as in `torch.cuda.get_device_name`.
+    /// Other names, such as those of `torch.cuda.get_device_name`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
     /// `sm90`, `gfx942`, …
@@ -58,45 +58,46 @@ pub struct DeviceType {
     /// Streaming multiprocessors, compute units or cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
-    /// Last cache that all of them share.
+    /// The last cache shared by all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub l2: Option<Bytes>,
-    /// Cache behind `l2`, of a processor whose last one is so large and slow that `l2` is the core's own.
+    /// The next larger cache, for a CPU whose last cache is so large and slow that `l2` is the core's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_cache: Option<Bytes>,
-    /// The whole port to the other devices of a node (NVLink, Infinity Fabric), each way; none when they
-    /// only meet over the host link.
+    /// Total bandwidth of the port to the other devices of a node (NVLink, Infinity Fabric), each way; absent if they
+    /// only communicate over the host link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_bandwidth: Option<BytesPerSecond>,
     /// The shortest time any operator takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launch: Option<Seconds>,
-    /// What the host takes to call an operator of an accelerator, Python included; 29 µs when absent.
+    /// Time in which the host calls an operator of an accelerator, Python included; 29 µs when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_call: Option<Seconds>,
-    /// What a training script takes of the host for each pass of a stage, beside the stage's own work; nothing when absent.
-    /// `train.py --host-trace` measures that of the folders that `emit` writes.
+    /// Host time of a training script per pass of a stage, in addition to the stage's own work; zero when absent.
+    /// `train.py --host-trace` measures it for the folders of `emit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_overhead: Option<Seconds>,
-    /// Time of large products relative to what the peak rate promises, whatever the data type; 1 when absent.
+    /// Time of large products relative to the peak rate's, whatever the data type; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product_slowdown: Option<f64>,
-    /// Time of plain copies relative to what the memory bandwidth promises; 1.25 when absent, 1.67 for processors.
+    /// Time of plain copies relative to the memory bandwidth's; 1.25 when absent, 1.67 for CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_slowdown: Option<f64>,
-    /// Time of fused attention as PyTorch runs it, relative to the newest kernels for the chip; 1 when absent.
+    /// Time of fused attention in PyTorch, relative to the newest kernels for the chip; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention_slowdown: Option<f64>,
-    /// Time of products of 16 and 8 bits in a run of minutes, relative to bursts: the clock that the power allows; 1 when absent.
+    /// Time of products of 16 and 8 bits in a run of minutes, relative to short bursts: the power limit lowers the
+    /// clock; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sustained_slowdown: Option<f64>,
-    /// Where a figure comes from, by field.
+    /// The source of each figure, by field.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub sources: IndexMap<String, String>,
 }
 
 impl Cluster {
-    /// Returns the most that a device's type says of what a training script takes of the host for each pass.
+    /// Returns the largest host overhead per pass of the device types.
     pub fn host_overhead(&self) -> Seconds {
         let types = self.devices.iter().filter_map(|device| self.types.get(&device.type_));
         Seconds(types.filter_map(|type_| type_.host_overhead).map(|time| time.0).fold(0.0, f64::max))
@@ -123,7 +124,7 @@ pub struct Device {
     pub place: Vec<u32>,
 }
 
-/// What joins the members of one level.
+/// The link between the members of one level.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Level {
@@ -131,7 +132,7 @@ pub struct Level {
     pub name: String,
     /// Bandwidth of one device's port, each way.
     pub bandwidth: BytesPerSecond,
-    /// Time before the first byte arrives.
+    /// Time until the first byte arrives.
     pub latency: Seconds,
 }
 
@@ -145,13 +146,13 @@ pub struct Link {
     pub to: String,
     /// Bandwidth, each way.
     pub bandwidth: BytesPerSecond,
-    /// Time before the first byte arrives.
+    /// Time until the first byte arrives.
     pub latency: Seconds,
 }
 
-/// Returns the level that two devices talk over, by their places: the innermost that holds both.
+/// Returns the level over which two devices communicate: the innermost that contains both places.
 ///
-/// A place that is shorter than another shares with it only the levels above both.
+/// A shorter place has only the levels above it in common with a longer one.
 pub fn level_of(one: &[u32], other: &[u32], n_levels: usize) -> usize {
     let outermost = n_levels.saturating_sub(1);
     let is_shared =

@@ -1,7 +1,7 @@
-//! Reads `cluster.yaml`: a header, then devices one by one or in groups, then what joins them.
+//! Reads `cluster.yaml`: a header, then devices one by one or in groups, then the links between them.
 //!
-//! A group saves typing: `{type: h100, count: 8, nodes: 2}` is sixteen devices in two nodes. A type that the file does not
-//! describe is looked up in the catalogue.
+//! A group saves typing: `{type: h100, count: 8, nodes: 2}` is sixteen devices in two nodes. A type that the file does
+//! not describe comes from the catalogue.
 
 use indexmap::IndexMap;
 use schemars::JsonSchema;
@@ -19,7 +19,7 @@ pub const CLUSTER_VERSION: u32 = 1;
 /// The most devices that a cluster can have.
 pub(crate) const DEVICES: usize = 100_000;
 
-/// What every version begins with.
+/// The first fields of every version.
 #[derive(Deserialize)]
 struct Header {
     #[serde(default)]
@@ -28,7 +28,7 @@ struct Header {
     version: Option<u32>,
 }
 
-/// A cluster as people write it.
+/// A cluster in the form that users write.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClusterFile {
@@ -49,7 +49,7 @@ pub(crate) struct ClusterFile {
     links: Vec<Link>,
 }
 
-/// A device, or several that are alike.
+/// A device, or several equal ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum Entry {
@@ -57,7 +57,7 @@ enum Entry {
     Group(Group),
 }
 
-/// Devices that are alike.
+/// Equal devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Group {
@@ -81,21 +81,21 @@ pub enum ClusterError {
     #[error("this is a `{0}` file, not a `cluster` file")]
     Kind(String),
     /// Written for a later release.
-    #[error("cluster file version {0} is not known, the newest known is {CLUSTER_VERSION}")]
+    #[error("cluster file version {0} is not supported, the newest supported is {CLUSTER_VERSION}")]
     Version(u32),
-    /// A type that is described nowhere.
+    /// A type without a description.
     #[error(transparent)]
     UnknownType(#[from] UnknownDevice),
-    /// Nothing to run on.
+    /// No devices.
     #[error("the cluster has no devices")]
     NoDevices,
-    /// More devices than anybody has.
-    #[error("the cluster has {0} devices, more than the {DEVICES} that can be planned for")]
+    /// More devices than supported.
+    #[error("the cluster has {0} devices, more than the supported {DEVICES}")]
     TooMany(u64),
     /// Two devices of one name.
     #[error("device `{0}` is given twice")]
     Duplicate(String),
-    /// A device that no message can name.
+    /// A device without a name for messages.
     #[error("device {0} has an empty name")]
     Nameless(usize),
     /// A link of a device with itself.
@@ -104,10 +104,10 @@ pub enum ClusterError {
     /// Two links between the same devices.
     #[error("the link between `{0}` and `{1}` is given twice")]
     DuplicateLink(String, String),
-    /// A link to nowhere.
+    /// A link to an unknown device.
     #[error("a link names device `{0}`, which is not in the cluster")]
     UnknownDevice(String),
-    /// Several devices that nothing joins.
+    /// Several devices without a link.
     #[error("the cluster has {0} devices but no level that joins them")]
     NoLevels(usize),
     /// A place deeper than the levels.
@@ -120,7 +120,7 @@ pub enum ClusterError {
         /// Levels of the cluster.
         levels: usize,
     },
-    /// A figure that nothing has.
+    /// A figure out of range.
     #[error("{what}: {field} is {value}; it must be a {rule} number")]
     Figure {
         /// Device type, level or link.
@@ -132,7 +132,7 @@ pub enum ClusterError {
         /// `positive` or `not negative`.
         rule: &'static str,
     },
-    /// A figure beyond all bounds: a time made of it is no number.
+    /// A figure so large or small that times would overflow.
     #[error("{what}: {field} is {value:e}; figures are between 1e-30 and 1e30")]
     Beyond {
         /// Device type, level or link.
@@ -142,12 +142,12 @@ pub enum ClusterError {
         /// The number as written.
         value: f64,
     },
-    /// A short form that cannot be read.
-    #[error("`{text}` is no list of devices: {fault}")]
+    /// A short form that cannot be parsed.
+    #[error("`{text}` is not a list of devices: {fault}")]
     Short {
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// The fault.
         fault: String,
     },
 }
@@ -155,7 +155,7 @@ pub enum ClusterError {
 /// Reads a cluster; types of the file come first, then `own` ones, then the catalogue's.
 ///
 /// # Errors
-/// When the text is no such file, a device is unknown, or a figure leaves nothing to plan with.
+/// If the text is no such file, a device is unknown, or a figure is out of range.
 pub fn read_cluster(text: &str, own: &IndexMap<String, DeviceType>) -> Result<Cluster, ClusterError> {
     let no_header = || {
         ClusterError::Yaml(YamlError {
@@ -211,13 +211,13 @@ pub fn read_cluster(text: &str, own: &IndexMap<String, DeviceType>) -> Result<Cl
     Ok(cluster)
 }
 
-/// Says what an entry of `devices` is, where one is neither form.
+/// Describes the two forms of an entry of `devices`, if an entry has neither.
 fn in_words(error: YamlError) -> YamlError {
     match error.message.split_once("data did not match any variant of untagged enum Entry") {
         Some((field, place)) => YamlError {
             message: format!(
                 "{field}a device is `{{name: …, type: …, place: […]}}`, several are `{{type: …, count: …}}`, \
-                 perhaps with `nodes`{place}"
+                 optionally with `nodes`{place}"
             ),
             ..error
         },
@@ -238,7 +238,7 @@ pub fn write_cluster(cluster: &Cluster) -> String {
 }
 
 impl Cluster {
-    /// Makes a type known under the name that `own` types or the catalogue have for it.
+    /// Adds a type under the name that `own` types or the catalogue have for it.
     pub(crate) fn resolve(
         &mut self,
         name: &str,
@@ -253,10 +253,10 @@ impl Cluster {
         Ok(found)
     }
 
-    /// Checks what the types of the fields do not.
+    /// Checks constraints that the types of the fields do not express.
     ///
     /// # Errors
-    /// When there are no devices, names repeat or lead nowhere, or a figure leaves nothing to plan with.
+    /// If there are no devices, names are repeated or unknown, or a figure is out of range.
     pub fn validate(&self) -> Result<(), ClusterError> {
         if self.devices.is_empty() {
             return Err(ClusterError::NoDevices);
@@ -264,15 +264,23 @@ impl Cluster {
         if self.devices.len() > DEVICES {
             return Err(ClusterError::TooMany(self.devices.len() as u64));
         }
-        let positive = |what: String, field, value: f64| match value.is_finite() && value > 0.0 {
-            true if FIGURES.contains(&value) => Ok(()),
-            true => Err(ClusterError::Beyond { what, field, value }),
-            false => Err(ClusterError::Figure { what, field, value, rule: "positive" }),
+        let positive = |what: String, field, value: f64| {
+            if !(value.is_finite() && value > 0.0) {
+                Err(ClusterError::Figure { what, field, value, rule: "positive" })
+            } else if FIGURES.contains(&value) {
+                Ok(())
+            } else {
+                Err(ClusterError::Beyond { what, field, value })
+            }
         };
-        let not_negative = |what: String, field, value: f64| match value.is_finite() && value >= 0.0 {
-            true if value <= *FIGURES.end() => Ok(()),
-            true => Err(ClusterError::Beyond { what, field, value }),
-            false => Err(ClusterError::Figure { what, field, value, rule: "not negative" }),
+        let not_negative = |what: String, field, value: f64| {
+            if !(value.is_finite() && value >= 0.0) {
+                Err(ClusterError::Figure { what, field, value, rule: "not negative" })
+            } else if value <= *FIGURES.end() {
+                Ok(())
+            } else {
+                Err(ClusterError::Beyond { what, field, value })
+            }
         };
         for (name, device) in &self.types {
             positive(format!("type `{name}`"), "memory", device.memory.0 as f64)?;

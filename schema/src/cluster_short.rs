@@ -1,7 +1,7 @@
 //! Clusters on one line: `4xh100`, `2x8xh100` (two nodes of eight), `4xa100+4xv100`.
 //!
-//! Links are then assumed: within a node the port of the catalogue (NVLink) or the host link, between nodes
-//! InfiniBand at 200 Gbit/s a device. Who knows better writes a file.
+//! Links are then assumed: within a node the port of the catalogue (NVLink) or the host link, between nodes InfiniBand
+//! at 200 Gbit/s per device. A cluster file sets others.
 
 use indexmap::IndexMap;
 
@@ -10,13 +10,13 @@ use crate::{
     cluster_file::DEVICES,
 };
 
-/// What is assumed to join nodes: 200 Gbit/s.
+/// The assumed bandwidth between nodes: 200 Gbit/s.
 const BETWEEN_NODES: BytesPerSecond = BytesPerSecond(25e9);
 
 /// Reads a cluster on one line; `own` types come before the catalogue's.
 ///
 /// # Errors
-/// When the text is not of the form, or a device is unknown.
+/// If the text is not of this form, or a device is unknown.
 pub fn short_cluster(text: &str, own: &IndexMap<String, DeviceType>) -> Result<Cluster, ClusterError> {
     let error = |fault: String| ClusterError::Short { text: text.to_string(), fault };
     let mut cluster =
@@ -58,7 +58,7 @@ pub fn short_cluster(text: &str, own: &IndexMap<String, DeviceType>) -> Result<C
     Ok(cluster)
 }
 
-/// Splits `2x8xh100` into its counts and its name; a name may hold an `x`.
+/// Splits `2x8xh100` into its counts and its name; a name may contain an `x`.
 fn counts(part: &str) -> Result<(Vec<u32>, &str), String> {
     let mut counts = Vec::new();
     let mut rest = part;
@@ -120,10 +120,10 @@ mod tests {
         let check = |text: &str, expected: &str| {
             assert_eq!(short_cluster(text, &IndexMap::new()).unwrap_err().to_string(), expected);
         };
-        check("4x", "`4x` is no list of devices: a device's name is missing; write `4xh100`");
-        check("0xh100", "`0xh100` is no list of devices: a count is zero");
+        check("4x", "`4x` is not a list of devices: a device's name is missing; write `4xh100`");
+        check("0xh100", "`0xh100` is not a list of devices: a count is zero");
         check("4xbanana", "no device is called `banana`");
-        check("", "`` is no list of devices: a device's name is missing; write `4xh100`");
+        check("", "`` is not a list of devices: a device's name is missing; write `4xh100`");
         check(
             "99999999xh100",
             "the cluster has 99999999 devices, more than the 100000 that can be planned for",

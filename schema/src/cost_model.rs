@@ -1,4 +1,4 @@
-//! `cost-model.yaml`: fitted curves of one device, how good they are, and what they were fitted to.
+//! `cost-model.yaml`: fitted curves of one device, their errors, and their data.
 
 use indexmap::IndexMap;
 use schemars::JsonSchema;
@@ -8,7 +8,7 @@ use crate::{
     CallOverhead, DeviceFileError, DeviceType, Phase, YamlError, catalogue::check_figures, from_yaml,
 };
 
-/// Newest version of the file that is understood.
+/// Newest supported version of the file.
 pub const COST_MODEL_VERSION: u32 = 1;
 
 /// A cost model as written in a file.
@@ -21,29 +21,29 @@ pub struct CostModelFile {
     pub version: u32,
     /// Name of the device.
     pub device: String,
-    /// Its figures; the roofline of everything that has no curve.
+    /// Its figures, for the roofline of operators without a curve.
     pub figures: DeviceType,
-    /// Where the curves come from.
+    /// The source of the curves.
     pub provenance: Provenance,
-    /// What a call costs besides its work.
+    /// The cost of a call in addition to its work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overhead: Option<CallOverhead>,
     /// The curves.
     pub curves: Vec<CurveFile>,
 }
 
-/// Where curves come from.
+/// The source of curves.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
     /// Names of the profiles.
     pub profiles: Vec<String>,
-    /// Whose measurements they hold, with commit and licence, where others took them.
+    /// The authors of the measurements, with commit and licence, if they are others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<String>,
     /// The program and its version.
     pub program: String,
-    /// Seed of the order in which rows were dealt to folds.
+    /// Seed of the assignment of rows to folds.
     pub seed: u64,
 }
 
@@ -61,65 +61,65 @@ pub struct CurveFile {
     pub accuracy: CurveAccuracy,
     /// The form of shape that the terms are made of: `product`, `convolution`, `attention`, `rows`, `table`.
     pub form: String,
-    /// Coefficients of the anchor's terms; terms that are absent have none.
+    /// Coefficients of the anchor's terms; absent terms are zero.
     pub anchor: IndexMap<String, f64>,
-    /// No prediction is shorter, in seconds.
+    /// The shortest prediction, in seconds.
     pub least: f64,
-    /// A launch behind which shorter work hides, in seconds; 0 when launches add.
+    /// Launch time that hides shorter work, in seconds; 0 if launches add.
     pub hidden: f64,
-    /// What launching costs, in seconds.
+    /// Launch overhead, in seconds.
     pub floor: f64,
-    /// The terms of the correction, with what brings them to mean 0 and deviation 1, and their fitted range.
+    /// The terms of the correction, with their standardisation and their fitted range.
     pub terms: IndexMap<String, TermRange>,
-    /// The correction where no term is trusted, in files of earlier releases: the same for all lengths.
+    /// The correction if no term is trusted, in files of earlier releases: the same for all times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean: Option<f64>,
-    /// The correction where no term is trusted: logarithm of the anchor's time, and what operators of that length
-    /// usually miss.
+    /// The correction if no term is trusted: logarithm of the anchor's time, and the usual error of operators of that
+    /// time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub usual: Vec<(f64, f64)>,
-    /// The correction stays within.
+    /// The bounds of the correction.
     pub clip: (f64, f64),
     /// Degree one.
     pub linear: Polynomial,
-    /// Degree two; absent when degree one was as good.
+    /// Degree two; absent if degree one was as good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quadratic: Option<Polynomial>,
     /// When the polynomials are trusted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<GateFile>,
-    /// The band inside the fitted range: logarithm of the predicted seconds, 10 % and 90 % quantiles of what is missed.
+    /// The band inside the fitted range: logarithm of the predicted seconds, 10 % and 90 % quantiles of the error.
     pub band: Vec<(f64, f64, f64)>,
     /// The band outside.
     pub band_outside: (f64, f64),
-    /// Seconds that each byte read saves where the cache holds it already.
+    /// Seconds saved per byte read from the cache.
     #[serde(default)]
     pub warm: f64,
-    /// The same for what only the last cache holds, where that is another than `l2`.
+    /// The same for bytes that only the last cache holds, if that is not `l2`.
     #[serde(default, skip_serializing_if = "crate::profile::is_zero")]
     pub warm_far: f64,
-    /// What is added where no cache holds anything of a call, if that was measured.
+    /// Time added if no cache holds any data or code of a call, if measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flushed: Option<FlushedFile>,
 }
 
-/// What is added to a call whose results, scratch memory and code no cache holds.
+/// Time added to a call whose results, scratch memory and code are in no cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FlushedFile {
-    /// Seconds of any call.
+    /// Seconds per call.
     pub call: f64,
-    /// Seconds of each byte that a cache could hold.
+    /// Seconds per byte that a cache could hold.
     pub byte: f64,
 }
 
-/// How good a curve is on rows that it was not fitted to, in percent.
+/// Held-out errors of a curve, in percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CurveAccuracy {
     /// Rows it was fitted to.
     pub rows: usize,
-    /// Rows of a shape that was there already.
+    /// Rows of a repeated shape.
     pub duplicates: usize,
     /// Rows far from their held-out prediction, which had little weight.
     pub outliers: usize,
@@ -129,7 +129,7 @@ pub struct CurveAccuracy {
     pub median: f64,
 }
 
-/// How a term is standardised; in files `MEAN SCALE LEAST LARGEST`.
+/// The standardisation of a term; in files `MEAN SCALE LEAST LARGEST`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "TermForm", into = "String")]
 pub struct TermRange {
@@ -147,32 +147,32 @@ pub struct TermRange {
 pub struct Polynomial {
     /// The constant.
     pub intercept: f64,
-    /// The rest.
+    /// The other coefficients.
     pub coefficients: Numbers,
 }
 
-/// When a polynomial is trusted: the inverse factor of the covariance of the fitted rows.
+/// The trust in a polynomial: the inverse factor of the covariance of the fitted rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GateFile {
-    /// The leverage from which trust falls.
+    /// The leverage above which trust falls.
     pub threshold: f64,
-    /// Logarithm of the anchor's time from which trust falls.
+    /// Logarithm of the anchor's time above which trust falls.
     pub reach: f64,
-    /// Mean and deviation of the logarithm of each size; the rows are of these and their products.
+    /// Mean and deviation of the logarithm of each size; the rows consist of these and their products.
     pub sizes: Vec<(f64, f64)>,
-    /// What each row takes off.
+    /// The offset of each row.
     pub centres: Numbers,
-    /// The rows, of the first terms each.
+    /// The rows, each of the first terms.
     pub rows: Vec<Numbers>,
 }
 
-/// Numbers on one line, `1.5 -2e-3`: a list of hundreds would take a line for each. Lists are read as well.
+/// Numbers on one line, `1.5 -2e-3`: a list of hundreds would take a line for each. Lists can also be read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "NumbersForm", into = "String")]
 pub struct Numbers(pub Vec<f64>);
 
-/// The ways in which [`Numbers`] are written.
+/// The forms in which [`Numbers`] can be written.
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum NumbersForm {
@@ -181,7 +181,7 @@ enum NumbersForm {
     List(Vec<f64>),
 }
 
-/// The ways in which a [`TermRange`] is written.
+/// The forms in which a [`TermRange`] can be written.
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum TermForm {
@@ -197,7 +197,7 @@ impl TryFrom<NumbersForm> for Numbers {
             NumbersForm::List(numbers) => Ok(Self(numbers)),
             NumbersForm::One(number) => Ok(Self(vec![number])),
             NumbersForm::Line(line) => {
-                let number = |word: &str| word.parse().map_err(|_| format!("`{word}` is no number"));
+                let number = |word: &str| word.parse().map_err(|_| format!("`{word}` is not a number"));
                 line.split_ascii_whitespace().map(number).collect::<Result<_, _>>().map(Self)
             }
         }
@@ -244,14 +244,14 @@ pub enum CostModelFileError {
     #[error("this is a `{0}` file, not a `cost-model`")]
     Kind(String),
     /// Written for a later release.
-    #[error("cost model version {0} is not known, the newest known is {COST_MODEL_VERSION}")]
+    #[error("cost model version {0} is not supported, the newest supported is {COST_MODEL_VERSION}")]
     Version(u32),
-    /// Figures that no device has.
+    /// Figures out of range.
     #[error(transparent)]
     Figures(#[from] DeviceFileError),
 }
 
-/// Only what says which file it is.
+/// Only the header of a file.
 #[derive(Deserialize)]
 struct Header {
     kind: String,
@@ -262,7 +262,7 @@ impl CostModelFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// When it is no such file, or the device's figures are none.
+    /// If it is no such file, or the device's figures are out of range.
     pub fn read(text: &str) -> Result<Self, CostModelFileError> {
         let header: Header = from_yaml(text)?;
         if header.kind != "cost-model" {

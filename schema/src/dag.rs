@@ -50,7 +50,7 @@ fn cycle(n_inputs: &[usize], edges: &[(usize, usize)]) -> Vec<usize> {
     walk
 }
 
-/// Returns two nodes that no path of edges joins, if there are any.
+/// Returns two nodes that no path of edges connects, if there are any.
 pub(crate) fn disconnected(n_nodes: usize, edges: &[(usize, usize)]) -> Option<(usize, usize)> {
     let mut neighbours = vec![Vec::new(); n_nodes];
     for &(from, to) in edges {

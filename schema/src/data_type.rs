@@ -1,6 +1,6 @@
-//! Data types under the names that people and libraries give them.
+//! Data types by the names that people and libraries use.
 
-/// Our name, and others for the same.
+/// The name used here, and other names.
 const NAMES: [(&str, &[&str]); 8] = [
     ("float32", &["fp32", "f32", "float", "single"]),
     ("tf32", &["tensorfloat32"]),
@@ -12,7 +12,8 @@ const NAMES: [(&str, &[&str]); 8] = [
     ("int64", &["i64", "long"]),
 ];
 
-/// Returns our name of a data type: `torch.bfloat16`, `BF16` and `bfloat16` are one. Others stay as they are.
+/// Returns the name used here for a data type: `torch.bfloat16`, `BF16` and `bfloat16` are one. Unknown names are
+/// unchanged.
 pub fn data_type(text: &str) -> String {
     let plain = text.to_ascii_lowercase();
     let plain = plain.strip_prefix("torch.").unwrap_or(&plain);

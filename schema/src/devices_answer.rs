@@ -1,4 +1,4 @@
-//! What `devices` prints with `--format json`.
+//! The answer of `devices --format json`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,20 +10,20 @@ use crate::DeviceType;
 pub struct DevicesAnswer {
     /// Version of this answer.
     pub schema_version: u32,
-    /// The devices of the catalogue, or the one that was asked for.
+    /// The devices of the catalogue, or the requested one.
     pub devices: Vec<DeviceAnswer>,
 }
 
 /// A device of the catalogue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceAnswer {
-    /// The name that plans and answers use; `aliases` of its figures serve as well.
+    /// The name that plans and answers use; the `aliases` of its figures are accepted as well.
     pub name: String,
-    /// What a cluster file says of a device type.
+    /// The figures of a device type, as in a cluster file.
     pub figures: DeviceType,
-    /// Whether curves ship that are fitted to measurements of this device or of another of the same chip; without them times
-    /// come from its data sheet.
+    /// Whether curves ship that were fitted to measurements of this device or of another with the same chip; otherwise
+    /// times come from its data sheet.
     pub has_curves: bool,
-    /// What times of it come from.
+    /// The source of its times.
     pub times: String,
 }

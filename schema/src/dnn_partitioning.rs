@@ -1,7 +1,7 @@
 //! The JSON of the dnn-partitioning workloads: accelerators and CPUs, nodes with latencies, edges with costs.
 //!
-//! An edge's cost belongs to its source: it is the same on all its out-edges and is paid once a device. Flags are
-//! written as booleans in some files and as 0 and 1 in others.
+//! An edge's cost belongs to its source: it is the same on all its out-edges and is paid once per device. Flags are
+//! booleans in some files and 0 and 1 in others.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -26,7 +26,7 @@ pub struct DnnWorkload {
     pub n_cpus: u32,
     /// Operators or layers.
     pub nodes: Vec<DnnNode>,
-    /// Dependencies. Invariant: they name nodes that exist and have no cycles.
+    /// Dependencies. Invariant: they name existing nodes and have no cycles.
     pub edges: Vec<DnnEdge>,
 }
 
@@ -50,7 +50,7 @@ pub struct DnnNode {
     /// Whether it is part of the backward pass.
     #[serde(rename = "isBackwardNode", deserialize_with = "flag")]
     pub is_backward: bool,
-    /// Nodes of one class stay together.
+    /// Nodes of one class must be on one device.
     #[serde(rename = "colorClass", default)]
     pub class: Option<i64>,
     /// Memory on an accelerator.
@@ -64,7 +64,7 @@ pub struct DnnEdge {
     /// The node that makes the value.
     #[serde(rename = "sourceId")]
     pub source: i64,
-    /// The node that takes it.
+    /// The node that consumes it.
     #[serde(rename = "destId")]
     pub target: i64,
     /// Time to move the value, the same on all edges of one source.
@@ -91,8 +91,8 @@ impl DnnWorkload {
     /// Reads a workload.
     ///
     /// # Errors
-    /// When the JSON is not of this form, a number is negative, a node is given twice, an edge names an unknown node,
-    /// the edges have a cycle, or one source has two costs.
+    /// If the JSON is not of this form, a number is negative, a node is given twice, an edge names an unknown node, the
+    /// edges have a cycle, or one source has two costs.
     pub fn from_text(text: &str) -> Result<Self, ProfileGraphError> {
         let workload: Self = serde_json::from_str(text).map_err(|error| ProfileGraphError {
             fault: ProfileGraphFault::Json(error.to_string()),

@@ -1,4 +1,4 @@
-//! What `verify` and `run` answer.
+//! The answers of `verify` and `run`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,14 +8,14 @@ use crate::{Bytes, Proved, Seconds};
 /// The newest version of these answers.
 pub const EXECUTED_VERSION: u32 = 1;
 
-/// Answer of `verify`: how far the stages are from the whole model, the worst of all forms.
+/// Answer of `verify`: the differences between the stages and the whole model, the worst of all formats.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Verified {
     /// Version of this answer.
     pub schema_version: u32,
-    /// True when every difference of every form is within its tolerance.
+    /// True if every difference of every format is within its tolerance.
     pub ok: bool,
-    /// Where it ran.
+    /// The device.
     pub device: String,
     /// True when both sides ran in float64.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -24,34 +24,34 @@ pub struct Verified {
     pub steps: usize,
     /// Largest absolute difference of an output.
     pub outputs_max_difference: f64,
-    /// Largest difference of a gradient, relative to the largest value of its tensor, or to a thousandth of the model's largest
-    /// gradient where that is more.
+    /// Largest difference of a gradient, relative to the largest value of its tensor, or to a thousandth of the model's
+    /// largest gradient if that is more.
     pub gradients_max_difference: f64,
-    /// Largest difference of a loss, relative to the loss where that is more than 1.
+    /// Largest difference of a loss, relative to the loss if that is more than 1.
     pub losses_max_difference: f64,
     /// Number of parameters whose gradients were compared.
     pub gradients_compared: usize,
-    /// How many of those were exactly zero on both sides in every step: they prove little.
+    /// How many of these were exactly zero on both sides in every step: they prove little.
     pub gradients_zero: usize,
     /// The worst tensors, outputs and gradients together.
     pub worst: Vec<TensorDifference>,
     /// Losses of each step: whole model, stages.
     pub losses: Vec<(f64, f64)>,
-    /// The forms that were compared, each by itself.
+    /// The compared formats.
     pub forms: Vec<VerifiedForm>,
-    /// The forms that the folder has and that were not compared.
+    /// The formats in the folder that were not compared.
     pub unchecked: Vec<UncheckedForm>,
-    /// What was proven of the program that one device runs, where devices share layers and the sources are those of the plan.
+    /// The proof of one device's program, if devices share layers and the sources match the plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proved: Option<Proved>,
-    /// Why nothing was proven where devices share layers.
+    /// Why nothing was proven although devices share layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unproved: Option<String>,
-    /// Where the first difference is, when there is one and its place was found.
+    /// The place of the first difference, if there is one and it was found.
     pub first_difference: Option<FirstDifference>,
 }
 
-/// One form of the stages beside the whole model.
+/// One format of the stages, compared with the whole model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VerifiedForm {
     /// `torchscript` or `python`.
@@ -74,48 +74,48 @@ pub struct VerifiedForm {
     pub worst: Vec<TensorDifference>,
     /// Losses of each step: whole model, stages.
     pub losses: Vec<(f64, f64)>,
-    /// What several processes did together, where stages are held by several devices.
+    /// Results of several processes, if stages are shared by several devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<VerifiedShards>,
 }
 
-/// Stages that several devices hold together, run by a process for each.
+/// Stages shared by several devices, run by one process each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VerifiedShards {
     /// Processes.
     pub ranks: u32,
-    /// Outputs, gradients and buffers that each of them holds whole, and that were compared with the first one's.
+    /// Replicated outputs, gradients and buffers that were compared with the first process's.
     pub replicated_compared: usize,
-    /// Largest difference of these, relative to the tensor's largest value; 0 where they are the same to the last bit.
+    /// Largest difference of these, relative to the tensor's largest value; 0 if they are bitwise equal.
     pub replicated_max_difference: f64,
     /// The one that differs most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicated_worst: Option<String>,
-    /// What they sent each other in a step, by kind.
+    /// Bytes exchanged in a step, by kind.
     pub exchanges: Vec<VerifiedExchange>,
 }
 
-/// What went through one kind of collective in a step.
+/// The traffic of one kind of collective in a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VerifiedExchange {
     /// `forward` or `backward`.
     pub phase: String,
     /// `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `point-to-point`.
     pub collective: String,
-    /// How many.
+    /// Number of calls.
     pub calls: u64,
-    /// Bytes of the whole values; those of all messages where they go from one to another.
+    /// Bytes of the whole values; for point-to-point the sum of all messages.
     pub bytes: u64,
-    /// Bytes that the plan counts; none where the folder was written by a version that did not record them.
+    /// The plan's bytes; absent if the folder was written by a version that did not record them.
     pub planned_bytes: Option<u64>,
 }
 
-/// A form that was not compared.
+/// A format that was not compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UncheckedForm {
     /// `torchscript` or `python`.
     pub form: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -128,7 +128,7 @@ pub struct FirstDifference {
     pub tensor: String,
 }
 
-/// How far one tensor is off.
+/// The difference of one tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TensorDifference {
     /// `output` or `gradient`.
@@ -144,23 +144,23 @@ pub struct TensorDifference {
     pub relative: f64,
 }
 
-/// Answer of `run`: what the pipeline took.
+/// Answer of `run`: the measured pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Executed {
     /// Version of this answer.
     pub schema_version: u32,
-    /// The schedule that ran.
+    /// The schedule.
     pub schedule: String,
-    /// Micro-batches in a step.
+    /// Micro-batches per step.
     pub micro_batches: u32,
-    /// Steps that were timed; warm-up is not among them.
+    /// Timed steps, without warm-up.
     pub steps: usize,
     /// Median time of a step.
     pub step_seconds: Seconds,
-    /// What the plan predicted for a step, where it did.
+    /// The plan's prediction of a step, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_step_seconds: Option<Seconds>,
-    /// Samples in a second, by the first dimension of the first input.
+    /// Samples per second, by the first dimension of the first input.
     pub samples_per_second: f64,
     /// Share of device time that was idle.
     pub bubble: f64,
@@ -173,7 +173,7 @@ pub struct Executed {
     pub losses: Vec<f64>,
 }
 
-/// What one stage took.
+/// Measurements of one stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ExecutedStage {
     /// Position.
@@ -182,6 +182,6 @@ pub struct ExecutedStage {
     pub devices: Vec<String>,
     /// Median forward time of a micro-batch.
     pub forward_seconds: Seconds,
-    /// Median backward time of a micro-batch, both halves together.
+    /// Median backward time of a micro-batch, both halves.
     pub backward_seconds: Seconds,
 }

@@ -1,58 +1,58 @@
-//! How a plan is carried out beyond its stages: gradient sync, sharding, offload. All optional: what is left out is
-//! what PyTorch does by default.
+//! How a plan is executed beyond its stages: gradient sums, sharding, offload. All fields are optional: PyTorch's
+//! defaults apply to absent ones.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Seconds};
 
-/// Bytes of gradients that replicas add up at once, unless a plan says otherwise: the bucket of PyTorch's DDP.
+/// Default bytes of gradients that replicas sum at once: the bucket of PyTorch's DDP.
 pub const BUCKET: Bytes = Bytes(25 << 20);
 
-/// How replicas agree and where memory lies.
+/// The execution of replicas and memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Execution {
     /// When gradients are sent; `bucketed` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<SyncOrder>,
-    /// Which collective; the fastest when absent, a parameter server for `fifo` and `p3`.
+    /// The collective; the fastest when absent, a parameter server for `fifo` and `p3`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collective: Option<CollectiveKind>,
-    /// Parameter servers; one for each replica when absent.
+    /// Parameter servers; one per replica when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub servers: Option<u32>,
-    /// Whether they are on machines of their own, so that `fifo` and `p3` use both directions of their links at once; on
-    /// the replicas' machines, with one link for both, when absent.
+    /// Whether servers are on separate machines, so that `fifo` and `p3` use both directions of their links at once;
+    /// when absent they are on the replicas' machines, with one link for both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub servers_apart: Option<bool>,
-    /// Bytes of a bucket; DDP's 25 MiB when absent, the first of 1 MiB.
+    /// Bytes per bucket; DDP's 25 MiB when absent, the first of 1 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Bytes>,
-    /// Most bytes of a message of `fifo` and `p3`; for `p3`, 160,000 when absent: released P3's 40,000 parameters.
+    /// Most bytes per message of `fifo` and `p3`; for `p3`, 160,000 when absent: the released P3's 40,000 parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slice: Option<Bytes>,
-    /// What replicas share out instead of keeping a copy each.
+    /// State that replicas shard instead of each keeping a copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharding: Option<ShardingLevel>,
-    /// So many replicas share out together, neighbours in a stage's list, and each such group holds all (hybrid sharding); all
-    /// replicas of a stage when absent. Stages whose replicas it does not divide share out among all of them.
+    /// Number of replicas that shard together, neighbours in a stage's list; each such group holds all state (hybrid
+    /// sharding). All replicas of a stage when absent, and in stages whose replicas it does not divide.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharding_group: Option<u32>,
-    /// How offloaded activations travel; `both` when absent.
+    /// How offloaded activations are copied; `both` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<OffloadMode>,
-    /// Passes that offload copies may run ahead; 2 when absent.
+    /// Number of passes that offload copies may run ahead; 2 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefetch: Option<u32>,
-    /// How many times as long kernels take while their device takes part in a collective; 1 when absent.
+    /// Factor by which kernels are slower while their device takes part in a collective; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap_slowdown: Option<f64>,
-    /// Whether all stages of a `pipedream` take the weights that the first one had when a micro-batch came in, instead of
-    /// their own newest (vertical sync).
+    /// Whether all stages of a `pipedream` schedule use the weights that the first one had when the micro-batch
+    /// entered, instead of their own newest (vertical sync).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vertical_sync: Option<bool>,
-    /// Whether a stage computes nothing until what it sends has arrived; it computes meanwhile when absent.
+    /// Whether a stage blocks until its sends have arrived; it computes meanwhile when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocking_sends: Option<bool>,
 }
@@ -61,17 +61,17 @@ pub struct Execution {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SyncOrder {
-    /// When a replica's whole backward is over.
+    /// After a replica's whole backward pass.
     AfterBackward,
-    /// A bucket as soon as its gradients exist (DDP, Horovod).
+    /// Each bucket as soon as its gradients exist (DDP, Horovod).
     Bucketed,
-    /// A layer as soon as its gradients exist, first come, first served.
+    /// Each layer as soon as its gradients exist, first come, first served.
     Fifo,
-    /// The layers that the next forward pass needs first go first, in slices (P3).
+    /// In slices, first those of the layers that the next forward pass needs first (P3).
     P3,
 }
 
-/// How a collective is carried out.
+/// The collective's algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CollectiveKind {
@@ -87,7 +87,7 @@ pub enum CollectiveKind {
     ParameterServer,
 }
 
-/// ZeRO's stages, each of which shares out what those before it do, and more.
+/// ZeRO's levels, each of which shards the state of those before it, and more.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -105,10 +105,10 @@ pub enum ShardingLevel {
 }
 
 impl ShardingLevel {
-    /// All of them, what shares out least first.
+    /// All of them, by increasing sharding.
     pub const ALL: [Self; 4] = [Self::None, Self::Zero1, Self::Zero2, Self::Zero3];
 
-    /// Returns the name as files and `--sharding` have it.
+    /// Returns the name in files and of `--sharding`.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -131,21 +131,21 @@ impl ShardingLevel {
     }
 }
 
-/// How offloaded activations travel.
+/// How offloaded activations are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OffloadMode {
-    /// Pageable memory, computation waits.
+    /// From pageable memory, computation waits.
     Naive,
-    /// Pinned memory, computation waits.
+    /// From pinned memory, computation waits.
     Pinned,
-    /// Asynchronous calls on pageable memory, which the driver makes wait.
+    /// By asynchronous calls on pageable memory, which the driver makes blocking.
     NonBlocking,
-    /// Pinned memory on streams of their own.
+    /// From pinned memory on streams of their own.
     Both,
 }
 
-/// A stage whose layers are cut across a group of devices.
+/// A stage whose layers are sharded over a group of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TensorParallel {
@@ -153,11 +153,11 @@ pub struct TensorParallel {
     pub degree: u32,
     /// Bytes of one all-reduce.
     pub all_reduce: Bytes,
-    /// All-reduces in a forward pass, and as many in a backward: two for each transformer layer.
+    /// All-reduces in a forward pass, and the same number in a backward pass: two per transformer layer.
     pub per_pass: u32,
 }
 
-/// A layer's part of its stage, for one micro-batch: when its gradient exists and when its parameters are needed.
+/// A layer's part of its stage, per micro-batch: when its gradient exists and when its parameters are needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LayerCost {
@@ -165,15 +165,15 @@ pub struct LayerCost {
     pub forward: Seconds,
     /// Backward pass.
     pub backward: Seconds,
-    /// Bytes of its gradients; all layers together hold the stage's parameters.
+    /// Bytes of its gradients; all layers' sum is the stage's parameters.
     pub gradients: Bytes,
-    /// Bytes of what it makes of one micro-batch: what a tensor-parallel group would exchange.
+    /// Bytes of its result for one micro-batch, which a tensor-parallel group would exchange.
     #[serde(default)]
     pub output: Bytes,
 }
 
 impl Execution {
-    /// Returns these choices, and another's where nothing is chosen.
+    /// Returns these choices, with another's as the defaults.
     pub fn or(self, other: Self) -> Self {
         Self {
             sync: self.sync.or(other.sync),

@@ -1,4 +1,4 @@
-//! What `fit --format json` prints.
+//! The answer of `fit --format json`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,11 +16,11 @@ pub struct FitAnswer {
     pub split: String,
     /// Seed of the split.
     pub seed: u64,
-    /// One for each kind, data type, phase and device.
+    /// One per kind, data type, phase and device.
     pub groups: Vec<FitGroup>,
 }
 
-/// How good the model of one group is on rows that it was not fitted to; errors are in percent.
+/// Held-out errors of one group's model, in percent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FitGroup {
     /// Kind of operator.
@@ -35,15 +35,15 @@ pub struct FitGroup {
     pub rows: usize,
     /// Fitted rows.
     pub train_rows: usize,
-    /// Rows of a shape that was there already; their median was taken.
+    /// Rows of a repeated shape, whose median was taken.
     pub duplicates: usize,
-    /// Fitted rows that lie far off and had little weight.
+    /// Fitted outliers, which had little weight.
     pub outliers: usize,
     /// Mean absolute relative error.
     pub mape: f64,
     /// Median absolute relative error.
     pub median: f64,
-    /// Error that one of ten rows exceeds.
+    /// The 90th percentile of the error.
     pub p90: f64,
     /// Sum of absolute errors over the sum of times.
     pub time_weighted: f64,
@@ -62,20 +62,20 @@ pub struct FittedLinks {
     pub schema_version: u32,
     /// The link that explains the times, as a level of a cluster file.
     pub level: Level,
-    /// What it was fitted to.
+    /// The fitted tests.
     pub tests: Vec<FittedCollective>,
 }
 
-/// A measured collective and how well the fitted link tells its times; errors are in percent.
+/// A measured collective and the errors of the fitted link, in percent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FittedCollective {
     /// `all_reduce`, `all_gather`, …
     pub collective: String,
     /// Ranks.
     pub ranks: u32,
-    /// Hosts that they ran on.
+    /// Their hosts.
     pub hosts: u32,
-    /// Sizes that were measured.
+    /// Number of measured sizes.
     pub sizes: usize,
     /// The smallest.
     pub least: Bytes,

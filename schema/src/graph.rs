@@ -1,4 +1,4 @@
-//! What `graph -o FILE.json` writes: the model as an adjacency list.
+//! The file of `graph -o FILE.json`: the model as an adjacency list.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ pub struct GraphDocument {
     pub model: String,
     /// The model's inputs.
     pub inputs: Vec<NamedTensor>,
-    /// What the model returns.
+    /// The model's outputs.
     pub outputs: Vec<NamedTensor>,
     /// Operators in execution order, which is a topological order.
     pub operators: Vec<GraphOperator>,
@@ -32,30 +32,30 @@ pub struct GraphDocument {
 /// One operator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct GraphOperator {
-    /// Its place in the order, from 0.
+    /// Its position in the order, from 0.
     pub id: u32,
     /// Qualified name: `aten::conv2d`.
     pub name: String,
     /// Path of the innermost block.
     pub block: String,
-    /// What comes out.
+    /// Its results.
     pub outputs: Vec<NamedTensor>,
     /// Paths of the parameters, buffers and constants that it reads.
     pub tensors: Vec<String>,
-    /// Forward operations; null when sizes that they follow from are not known.
+    /// Forward operations; null if sizes are unknown.
     pub flops: Option<u64>,
-    /// Bytes that autograd keeps from here; null when sizes that they follow from are not known.
+    /// Bytes that autograd saves here; null if sizes are unknown.
     pub activation_bytes: Option<u64>,
 }
 
 /// One edge.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GraphEdge {
-    /// The operator that comes first.
+    /// The first operator.
     pub from: u32,
-    /// The operator that comes after it.
+    /// The second operator.
     pub to: u32,
-    /// The value that flows; null when only the order matters, because one of the two writes in place.
+    /// The value that flows; null if only the order matters, because one of the two writes in place.
     pub value: Option<String>,
 }
 
@@ -87,6 +87,6 @@ pub struct GraphTensor {
     pub dtype: String,
     /// Sizes.
     pub shape: Vec<u64>,
-    /// The first path of the same tensor, where this is another name of it.
+    /// The first path of the same tensor, if this is another name of it.
     pub tied_to: Option<String>,
 }

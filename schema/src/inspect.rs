@@ -1,4 +1,4 @@
-//! What `inspect --format json` prints.
+//! The answer of `inspect --format json`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,84 +15,84 @@ pub struct InspectReport {
     pub schema_version: u32,
     /// The model's name.
     pub model: String,
-    /// What is known of the model's inputs.
+    /// The model's inputs, as far as known.
     pub inputs: Vec<NamedTensor>,
-    /// What the model returns.
+    /// The model's outputs.
     pub outputs: Vec<NamedTensor>,
     /// Sums over the whole model.
     pub totals: InspectTotals,
-    /// Blocks down to the asked depth, parents before their children; the root's path is empty.
+    /// Blocks down to the requested depth, parents before their children; the root's path is empty.
     pub blocks: Vec<InspectBlock>,
-    /// Operators that no rule knows.
+    /// Operators without a rule.
     pub unknown: Vec<InspectUnknown>,
-    /// Operators whose inferred type is not the recorded one: our error, and the recorded one was used.
+    /// Operators whose inferred type differs from the recorded one, which was used: an error of the rule.
     pub disagreements: Vec<String>,
-    /// What could not be followed exactly when the trace was read.
+    /// Parts of the trace that could not be followed exactly.
     pub notes: Vec<String>,
-    /// Statements that the trace has fixed although they depend on data, and what else was found while tracing.
+    /// Statements that the trace has fixed although they depend on data, and other findings of tracing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trace_notes: Vec<String>,
-    /// Where predicted times come from; absent when no device was asked for.
+    /// The source of predicted times; absent if no device was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<TimesFrom>,
-    /// What a training step holds in memory; absent unless asked for.
+    /// Memory of a training step; absent unless requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<InspectMemory>,
 }
 
-/// What a training step holds on each device.
+/// Memory of a training step on each device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct InspectMemory {
     /// Bytes at the fullest moment.
     pub bytes: Bytes,
-    /// That moment, in words.
+    /// That moment, described.
     pub when: String,
-    /// What the memory consists of then.
+    /// The parts of the memory at that moment.
     pub parts: Vec<MemoryPart>,
-    /// The loss that was counted; absent where there is none.
+    /// The counted loss; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<String>,
-    /// Operators that keep something of unknown size, which is not counted.
+    /// Operators that save tensors of unknown size, which are not counted.
     pub unmeasured_operators: u64,
-    /// The device's type; absent, like what follows from it, when none was asked for.
+    /// The device's type; absent, like the fields that depend on it, if none was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Devices that train together.
+    /// Devices for data parallelism.
     pub devices: u32,
     /// The device's memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
-    /// Of it: kept clear for CUDA's context, buffers of collectives and what the allocator cannot fill.
+    /// The part of it reserved for CUDA's context, buffers of collectives and fragmentation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_clear: Option<Bytes>,
-    /// `fits`; `tight` where it needs some of what is kept clear; `does not fit`.
+    /// `fits`; `tight` if it needs some of the reserve; `does not fit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<String>,
-    /// First size of the inputs, on each device.
+    /// First size of the inputs, per device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub largest_batch: Option<LargestSize>,
-    /// Second size, where the first input is of token ids.
+    /// Second size, if the first input is token ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_sequence: Option<LargestSize>,
-    /// What would help, each change by itself.
+    /// Changes that would help, each by itself.
     pub reliefs: Vec<MemoryRelief>,
 }
 
 /// The largest size that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LargestSize {
-    /// Beside what is kept clear; 0 where nothing fits.
+    /// Without the reserve; 0 if nothing fits.
     pub safe: u64,
-    /// With all of the memory but CUDA's context.
+    /// With all memory except CUDA's context.
     pub most: u64,
 }
 
-/// A change, and what a step holds with it.
+/// A change, and the memory of a step with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryRelief {
     /// The change.
     pub what: String,
-    /// Bytes at the fullest moment then.
+    /// Bytes at the fullest moment with the change.
     pub bytes: Bytes,
 }
 
@@ -101,7 +101,7 @@ pub struct MemoryRelief {
 pub struct NamedTensor {
     /// Its name.
     pub name: String,
-    /// Sizes; null when even their number is not known.
+    /// Sizes; null if even their number is unknown.
     pub shape: Option<Vec<Option<u64>>>,
     /// Element type as torch names it.
     pub dtype: Option<String>,
@@ -110,27 +110,27 @@ pub struct NamedTensor {
 /// Sums over the whole model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct InspectTotals {
-    /// Trained elements, tied ones once; null when the trace does not say the sizes of all of them.
+    /// Trained elements, tied ones once; null if the trace does not state all of their sizes.
     pub parameters: Option<u64>,
     /// Elements of buffers.
     pub buffers: u64,
-    /// Forward operations as torch's flop counter counts them on a CPU, one multiply-add as two; null when sizes that
-    /// they follow from are not known.
+    /// Forward operations as torch's flop counter counts them on a CPU, one multiply-add as two; null if sizes are
+    /// unknown.
     pub flops: Option<u64>,
-    /// Backward operations; null where `flops` is.
+    /// Backward operations; null if `flops` is.
     pub backward_flops: Option<u64>,
     /// Further forward operations, in fused attention and recurrent kernels: torch's counter misses them on a CPU and
     /// counts attention's by the same formula on a GPU.
     pub fused_flops: u64,
-    /// Bytes of parameters, tied ones once; null where `parameters` is.
+    /// Bytes of parameters, tied ones once; null if `parameters` is.
     pub parameter_bytes: Option<u64>,
-    /// Bytes that autograd keeps for the backward pass; null when sizes that they follow from are not known.
+    /// Bytes that autograd saves for the backward pass; null if sizes are unknown.
     pub activation_bytes: Option<u64>,
     /// Number of operators.
     pub operators: u64,
-    /// Number of operators that no rule knows.
+    /// Number of operators without a rule.
     pub unknown_operators: u64,
-    /// Parameters and buffers whose sizes the trace neither says nor determines; some of them are named in the notes.
+    /// Parameters and buffers whose sizes the trace neither states nor determines; the notes name some of them.
     #[serde(default)]
     pub tensors_of_unknown_size: u64,
 }
@@ -144,64 +144,64 @@ pub struct InspectBlock {
     pub kind: String,
     /// Distance from the root.
     pub depth: u32,
-    /// Sizes of the first tensor that it returns; null when it returns none or they are not known.
+    /// Sizes of the first tensor that it returns; null if it returns none or they are unknown.
     pub output_shape: Option<Vec<Option<u64>>>,
     /// Element type of that tensor.
     pub output_dtype: Option<String>,
-    /// Trained elements that it reads, tied ones once; null when not all of their sizes are known.
+    /// Trained elements that it reads, tied ones once; null if some of their sizes are unknown.
     pub parameters: Option<u64>,
-    /// Forward operations, those of `fused_flops` left out; null when sizes that they follow from are not known.
+    /// Forward operations, without those of `fused_flops`; null if sizes are unknown.
     pub flops: Option<u64>,
     /// Further forward operations, in fused kernels.
     #[serde(default)]
     pub fused_flops: u64,
-    /// Backward operations; null where `flops` is.
+    /// Backward operations; null if `flops` is.
     pub backward_flops: Option<u64>,
-    /// Bytes that autograd keeps from here; null when sizes that they follow from are not known.
+    /// Bytes that autograd saves here; null if sizes are unknown.
     pub activation_bytes: Option<u64>,
     /// Number of operators in it.
     pub operators: u64,
     /// Equal for blocks that do the same on the same sizes.
     pub structure: String,
-    /// Predicted seconds from inputs to outputs; absent, like what follows, when no device was asked for.
+    /// Predicted seconds of the forward pass; absent, like the following fields, if no device was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forward_seconds: Option<f64>,
     /// Predicted seconds of both gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backward_seconds: Option<f64>,
-    /// More about them.
+    /// Details of the predicted times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<InspectTime>,
 }
 
-/// More about a block's predicted time.
+/// Details of a block's predicted time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct InspectTime {
-    /// Eight of ten measured forward times lie between.
+    /// p10–p90 band of the forward time.
     pub forward: Band,
-    /// Eight of ten measured backward times lie between.
+    /// p10–p90 band of the backward time.
     pub backward: Band,
     /// Seconds of the gradient of the inputs.
     pub input_gradient_seconds: f64,
     /// Seconds of the gradient of the weights.
     pub weight_gradient_seconds: f64,
-    /// Scratch memory that a kernel asks for, at most.
+    /// The most scratch memory of a kernel.
     pub workspace_bytes: u64,
-    /// The least certain source: `measured`, `overhead`, `curve`, `scaled-curve`, `roofline`; `free` when nothing runs.
+    /// The least certain source: `measured`, `overhead`, `curve`, `scaled-curve`, `roofline`; `free` if nothing runs.
     pub source: String,
-    /// Whether launching takes most of the forward time.
+    /// Whether launch overhead is most of the forward time.
     pub is_launch_bound: bool,
 }
 
-/// An operator that no rule knows.
+/// An operator without a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct InspectUnknown {
     /// Its name.
     pub name: String,
     /// How often it occurs.
     pub count: u64,
-    /// Paths of blocks that it occurs in, some of them when there are many.
+    /// Paths of blocks that contain it; only some of them if there are many.
     pub paths: Vec<String>,
-    /// True when the shapes of its results are recorded.
+    /// True if the shapes of its results are recorded.
     pub is_recorded: bool,
 }

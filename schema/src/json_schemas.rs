@@ -1,7 +1,7 @@
-//! JSON Schemas of everything that we write: files and answers.
+//! JSON Schemas of all written files and answers.
 //!
-//! They are made of the types themselves; `schema/json/` holds them committed, so that a change of a format is seen in
-//! the diff, and other programs need not run ours to check a file.
+//! They are derived from the types; `schema/json/` has committed copies, so that a changed format shows in the diff,
+//! and other programs can check a file without running this one.
 
 use schemars::{Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use crate::{
 /// A JSON Schema with its name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedSchema {
-    /// Its name: `plan`, or `answer-plan` for what `plan --format json` prints.
+    /// Its name: `plan`, or `answer-plan` for the output of `plan --format json`.
     pub name: &'static str,
     /// What it describes, in one line.
     pub about: &'static str,
@@ -28,14 +28,14 @@ pub struct NamedSchema {
 type Make = fn(&mut SchemaGenerator) -> Schema;
 
 const SCHEMAS: [(&str, &str, Make); 26] = [
-    ("plan", "plan.yaml: what `plan`, `split` and `emit` write", |g| root::<Plan>(g)),
-    ("cluster", "cluster.yaml: devices and what joins them", |g| root::<ClusterFile>(g)),
-    ("cost-model", "cost-model.yaml: what `fit` writes", |g| root::<CostModelFile>(g)),
+    ("plan", "plan.yaml: written by `plan`, `split` and `emit`", |g| root::<Plan>(g)),
+    ("cluster", "cluster.yaml: devices and the links between them", |g| root::<ClusterFile>(g)),
+    ("cost-model", "cost-model.yaml: written by `fit`", |g| root::<CostModelFile>(g)),
     ("profile-header", "first row of a profile.csv, as a list of its columns", |_| profile_header()),
-    ("profile-map", "map.yaml: which column of another CSV is what, for `fit`", |g| root::<ProfileMap>(g)),
-    ("timeline", "timeline.json: what `run` writes and `report` reads", |g| root::<Timeline>(g)),
-    ("manifest", "stages/manifest.json: how emitted stages join", |g| root::<Manifest>(g)),
-    ("graph", "MODEL.adjacency.json: what `graph` writes", |g| root::<GraphDocument>(g)),
+    ("profile-map", "map.yaml: assigns the columns of another CSV, for `fit`", |g| root::<ProfileMap>(g)),
+    ("timeline", "timeline.json: written by `run`, read by `report`", |g| root::<Timeline>(g)),
+    ("manifest", "stages/manifest.json: emitted stages and their connections", |g| root::<Manifest>(g)),
+    ("graph", "MODEL.adjacency.json: written by `graph`", |g| root::<GraphDocument>(g)),
     ("report", "the data inside a report's page", |g| root::<ReportData>(g)),
     ("answer-split", "`split --format json`", |g| root::<SplitAnswer>(g)),
     ("answer-profile", "`profile --format json`", |g| root::<ProfileAnswer>(g)),
@@ -72,7 +72,7 @@ fn root<T: schemars::JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.root_schema_for::<T>()
 }
 
-/// A header must name these; other columns are passed over.
+/// A header must have these columns; others are ignored.
 fn profile_header() -> Schema {
     let needed = crate::profile_csv::NEEDED;
     let mut known: Vec<&str> = COLUMNS.to_vec();
@@ -80,7 +80,7 @@ fn profile_header() -> Schema {
     schemars::json_schema!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "ProfileHeader",
-        "description": "Columns of a profile. Those listed as examples are read, others are passed over.",
+        "description": "Columns of a profile. Those listed as examples are read, others are ignored.",
         "type": "array",
         "items": {"type": "string", "examples": known},
         "uniqueItems": true,

@@ -36,7 +36,7 @@ pub const BATCH_NORM_CHANNELS_LAST: &str = "batch_norm_channels_last";
 pub const BATCH_NORM_EVAL_CHANNELS_LAST: &str = "batch_norm_eval_channels_last";
 pub const MAX_POOL_CHANNELS_LAST: &str = "max_pool_channels_last";
 
-// What other tools call the same, and what they measure beside.
+// Names in other tools for the same kinds, and kinds that only they measure.
 pub const ADD_SCALAR: &str = "add_scalar";
 pub const ADDMM: &str = "addmm";
 pub const CONV1D: &str = "conv1d";

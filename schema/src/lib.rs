@@ -1,4 +1,4 @@
-//! What is read and written: units, cluster, profile, plan, timeline.
+//! Files and answers: units, cluster, profile, plan, timeline.
 //!
 //! ```
 //! let cluster = schema::short_cluster("4xt4", &indexmap::IndexMap::new())?;

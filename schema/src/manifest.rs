@@ -1,7 +1,7 @@
-//! `stages/manifest.json`: how the stages of a model join.
+//! `stages/manifest.json`: the stages of a model and their connections.
 //!
-//! Chaining needs nothing else: call the stages in order, give each the inputs it names, in this order, keep
-//! what it returns. The last stage returns the values that the model returns, in the order of `output`.
+//! Running the stages needs nothing else: call them in order, give each the inputs it names, in this order, and keep
+//! its outputs. The last stage returns the model's outputs, in the order of `output`.
 
 use std::collections::BTreeMap;
 
@@ -25,33 +25,34 @@ pub struct Manifest {
     pub written_by: String,
     /// The model that was cut.
     pub model: ModelReference,
-    /// The file they were cut from, for `verify`.
+    /// The file that the stages were cut from, for `verify`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// The checkpoint that their weights were taken from, where that was not `source`.
+    /// The checkpoint that the weights were taken from, if not `source`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
-    /// True when it was traced in training mode.
+    /// True if it was traced in training mode.
     pub training: bool,
-    /// `relay`: values that skip a stage pass through it. `portal`: they go straight.
+    /// `relay`: values that skip a stage pass through it. `portal`: they are sent directly.
     pub skips: String,
     /// Inputs of the model.
     pub inputs: Vec<Boundary>,
-    /// What the model returns.
+    /// The model's output.
     pub output: OutputTree,
     /// The stages in order.
     pub stages: Vec<StageFiles>,
-    /// Parameters that several stages hold: whoever trains sums their gradients.
+    /// Parameters that several stages hold: the training loop sums their gradients.
     pub tied: Vec<TiedParameter>,
-    /// How many ranks hold each stage together, where stages are cut inside their operators; each must divide what is cut.
+    /// Number of ranks that share each stage, if stages are cut inside their operators; it must divide everything that
+    /// is cut.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<u32>,
-    /// All files of the folder but this one, by their path in it. Folders of earlier versions say nothing of them.
+    /// All other files of the folder, by their relative paths. Empty in folders of earlier versions.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, FileDigest>,
 }
 
-/// What a file was when it was written.
+/// Size and checksum of a file when it was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileDigest {
@@ -71,33 +72,34 @@ pub struct StageFiles {
     pub blocks: Vec<String>,
     /// Its files, in the manifest's folder.
     pub files: Files,
-    /// What `forward` takes, in order.
+    /// Arguments of `forward`, in order.
     pub inputs: Vec<Input>,
-    /// What `forward` returns, in order. A single one is returned by itself, more as a tuple.
+    /// Results of `forward`, in order. A single one is returned directly, several as a tuple.
     pub outputs: Vec<Boundary>,
     /// Names of its parameters in the model.
     pub parameters: Vec<String>,
     /// Names of its buffers in the model.
     pub buffers: Vec<String>,
-    /// Blocks whose activations the plan wants computed again in the backward pass.
+    /// Blocks whose activations are recomputed in the backward pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recompute: Vec<String>,
-    /// What is computed again at a time.
+    /// The unit of recomputation.
     #[serde(default, skip_serializing_if = "RecomputeUnit::is_block")]
     pub recompute_unit: RecomputeUnit,
-    /// Blocks whose activations the plan wants kept in host memory until the backward pass.
+    /// Blocks whose activations are kept in host memory until the backward pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<String>,
-    /// Operators that it runs although another stage runs them, too, because that is cheaper than sending.
+    /// Number of operators that it recomputes although another stage owns them, because that is cheaper than a
+    /// transfer.
     pub repeated_operators: u32,
     /// Devices of the plan.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
-    /// Parameters and buffers that shards have a part of: the dimension that is cut, and of how many equal blocks it is, each of
-    /// which is cut; of none where the first shard has all of it. Absent where a stage is not cut inside its operators.
+    /// Parameters and buffers that are cut over shards: the cut dimension, and its number of equal blocks, each of
+    /// which is cut; 0 if the first shard has all of it. Absent if a stage is not cut inside its operators.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuts: Option<BTreeMap<String, (usize, u32)>>,
-    /// What its shards send each other for inputs of the traced sizes, there and back.
+    /// Exchanges between its shards for inputs of the traced sizes, in both passes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exchanges: Vec<Exchanged>,
 }
@@ -110,16 +112,16 @@ pub struct Exchanged {
     pub phase: String,
     /// `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `point-to-point`.
     pub collective: String,
-    /// Type of what is sent, where known.
+    /// Type of the sent values, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<String>,
-    /// How many.
+    /// Number of calls.
     pub calls: u64,
-    /// Bytes of the whole values; those of all messages where they go from one to another.
+    /// Bytes of the whole values; for point-to-point the sum of all messages.
     pub bytes: u64,
 }
 
-/// Files of a stage; absent when they were not asked for.
+/// Files of a stage; absent if they were not requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Files {
@@ -134,17 +136,17 @@ pub struct Files {
     pub weights: Option<String>,
 }
 
-/// A value at a border.
+/// A value at a boundary.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Boundary {
     /// Its name.
     pub name: String,
-    /// Its sizes in the traced example, where known.
+    /// Its sizes in the traced example, if known.
     pub shape: Option<Vec<u64>>,
-    /// `float32`, `int64`, …, where known.
+    /// `float32`, `int64`, …, if known.
     pub dtype: Option<String>,
-    /// Of an input of the model: the numbers between which its example was drawn, the last excluded where they are whole.
+    /// For an input of the model, the range of its example's values, the end excluded for integers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<(f64, f64)>,
 }
@@ -157,13 +159,13 @@ pub struct Input {
     pub name: String,
     /// `input:NAME` or `stage:K:NAME`.
     pub from: String,
-    /// Its sizes in the traced example, where known.
+    /// Its sizes in the traced example, if known.
     pub shape: Option<Vec<u64>>,
-    /// `float32`, `int64`, …, where known.
+    /// `float32`, `int64`, …, if known.
     pub dtype: Option<String>,
 }
 
-/// What the model returns.
+/// The model's output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OutputTree {
@@ -183,13 +185,13 @@ pub enum OutputTree {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TiedParameter {
-    /// Where it is.
+    /// Its holders.
     pub holders: Vec<TiedHolder>,
-    /// True when it trains.
+    /// True if it is trained.
     pub requires_grad: bool,
 }
 
-/// One place of a tied parameter.
+/// One holder of a tied parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TiedHolder {

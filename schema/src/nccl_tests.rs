@@ -1,7 +1,7 @@
-//! Reads what the programs of nccl-tests print: times of a collective by size.
+//! Reads the output of nccl-tests: times of a collective by size.
 //!
-//! Their columns changed over the years, their names did not: a table begins with a comment that names `size` and `time`,
-//! and its rows have numbers in that order. Ranks are listed one a line. Several outputs in one file are read together.
+//! Its columns changed over the years, their names did not: a table begins with a comment that names `size` and `time`,
+//! and its rows have numbers in that order. Ranks are listed one per line. A file may contain several outputs.
 
 /// One table of nccl-tests.
 #[derive(Clone, Debug, PartialEq)]
@@ -10,19 +10,19 @@ pub struct NcclTest {
     pub collective: String,
     /// Ranks that took part.
     pub ranks: u32,
-    /// Hosts that they ran on.
+    /// Their hosts.
     pub hosts: u32,
     /// Bytes, and seconds out of place; both positive.
     pub rows: Vec<(u64, f64)>,
 }
 
-/// Why it cannot be read.
+/// Why an output cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {fault}")]
 pub struct NcclTestError {
     /// Line of the file, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The fault.
     pub fault: String,
 }
 
@@ -34,7 +34,7 @@ pub fn is_nccl_test(text: &str) -> bool {
 /// Reads all tables of a text.
 ///
 /// # Errors
-/// At the first row or table that cannot be used.
+/// At the first invalid row or table.
 pub fn read_nccl_tests(text: &str) -> Result<Vec<NcclTest>, NcclTestError> {
     let mut tests: Vec<NcclTest> = Vec::new();
     let mut table: Option<Table> = None;
@@ -45,7 +45,7 @@ pub fn read_nccl_tests(text: &str) -> Result<Vec<NcclTest>, NcclTestError> {
         if let Some(columns) = header(line) {
             finish(&mut tests, table.take())?;
             if ranks < 2 {
-                let fault = format!("the table is of {ranks} ranks, a collective has at least 2");
+                let fault = format!("the table is for {ranks} ranks, a collective needs at least 2");
                 return Err(at(fault));
             }
             let test = NcclTest {
@@ -86,7 +86,7 @@ pub fn read_nccl_tests(text: &str) -> Result<Vec<NcclTest>, NcclTestError> {
                 return Err(at(format!("time is {microseconds}, not a positive number")));
             }
             let (algorithm, bus) = (number(algorithm, "algbw")?, number(bus, "busbw")?);
-            // Two decimals: only fast rows tell the ratio.
+            // With two decimals, only fast rows determine the ratio.
             if algorithm > 1.0 {
                 table.bus_ratio = Some(bus / algorithm);
             }
@@ -101,7 +101,7 @@ pub fn read_nccl_tests(text: &str) -> Result<Vec<NcclTest>, NcclTestError> {
     Ok(tests)
 }
 
-/// Where a table has what, counted in words.
+/// The positions of a table's columns, counted in words.
 #[derive(Clone, Copy, Debug)]
 struct Columns {
     time: usize,
@@ -109,7 +109,7 @@ struct Columns {
     bus: usize,
 }
 
-/// A table that is being read.
+/// A table while it is read.
 struct Table {
     columns: Columns,
     line: usize,
@@ -133,15 +133,15 @@ fn finish(tests: &mut Vec<NcclTest>, table: Option<Table>) -> Result<(), NcclTes
         return Err(at("the table has fewer than 3 sizes: latency and bandwidth need small and large ones"));
     }
     if test.collective.is_empty() {
-        // Older programs do not say what they are; what the bus carries for each byte does.
+        // Older programs do not print their collective; it follows from the bytes on the bus per byte.
         let n = f64::from(test.ranks);
-        let ratio = bus_ratio.ok_or_else(|| at("nothing tells which collective the table is of"))?;
+        let ratio = bus_ratio.ok_or_else(|| at("the table does not tell its collective"))?;
         let is = |factor: f64| (ratio / factor - 1.0).abs() < 0.03;
         test.collective = match () {
             () if is(2.0 * (n - 1.0) / n) && test.ranks > 2 => "all_reduce",
             () if is((n - 1.0) / n) => "all_gather",
             () if is(1.0) && test.ranks > 2 => "broadcast",
-            () => return Err(at("nothing tells which collective the table is of")),
+            () => return Err(at("the table does not tell its collective")),
         }
         .to_string();
     }
@@ -183,7 +183,7 @@ mod tests {
         let shown: Vec<_> = test.rows.iter().map(|(bytes, time)| (*bytes, format!("{time:.3e}"))).collect();
         assert_eq!(shown, rows.iter().map(|(b, t)| (*b, format!("{t:.3e}"))).collect::<Vec<_>>());
         assert_eq!((test.collective.as_str(), test.ranks, test.hosts), ("all_reduce", 4, 2));
-        // Two outputs one after the other are two tables.
+        // Two outputs in sequence are two tables.
         assert_eq!(read_nccl_tests(&OUTPUT.repeat(2)).expect("tables").len(), 2);
     }
 

@@ -1,4 +1,4 @@
-//! How plans and commands name an operator that stands between the calls of a block: `layer1.0/add_`, and `layer1.0/add_ (2)`
+//! The names in plans and commands of operators between the calls of a block: `layer1.0/add_`, and `layer1.0/add_ (2)`
 //! for the second of that name in the same call.
 
 use std::collections::HashMap;
@@ -8,15 +8,15 @@ pub fn short_name(operator: &str) -> &str {
     operator.rsplit("::").next().unwrap_or(operator)
 }
 
-/// Counts operators in the order of the model. Two name spaces may have one name, `aten::abs` and `prim::abs`: they are
-/// counted together, since paths do not tell them apart.
+/// Counts operators in the order of the model. Two name spaces may share a name, `aten::abs` and `prim::abs`: they are
+/// counted together, since paths do not distinguish them.
 #[derive(Debug, Default)]
 pub struct OperatorPaths<'a> {
     counts: HashMap<(u32, &'a str), usize>,
 }
 
 impl<'a> OperatorPaths<'a> {
-    /// Counts the next operator, which belongs to a call, and returns its place among those of its name.
+    /// Counts the next operator, which belongs to a call, and returns its number among those of its name.
     pub fn count(&mut self, call: u32, operator: &'a str) -> usize {
         let count = self.counts.entry((call, short_name(operator))).or_insert(0);
         *count += 1;
@@ -29,7 +29,7 @@ impl<'a> OperatorPaths<'a> {
     }
 }
 
-/// Returns the path of an operator by its place among those of its name in the call.
+/// Returns the path of an operator by its number among those of its name in the call.
 pub fn operator_path(call: &str, operator: &str, place: usize) -> String {
     let name = short_name(operator);
     match place {

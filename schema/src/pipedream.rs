@@ -1,8 +1,8 @@
 //! PipeDream's `graph.txt`: a profile of layers with the edges between them.
 //!
 //! A node is one line, `ID -- DESCRIPTION -- forward_compute_time=F, backward_compute_time=B, activation_size=A,
-//! parameter_size=P[ -- stage_id=K]`, an edge is a tab and `SOURCE -- TARGET`. Times are milliseconds for each
-//! minibatch, sizes are bytes; `A` is the node's output and may be a list `[a; b]`. Descriptions hold commas.
+//! parameter_size=P[ -- stage_id=K]`, an edge is a tab and `SOURCE -- TARGET`. Times are milliseconds per minibatch,
+//! sizes are bytes; `A` is the node's output and may be a list `[a; b]`. Descriptions contain commas.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -27,7 +27,7 @@ pub struct PipedreamProfile {
 pub struct PipedreamNode {
     /// Name: `node12`.
     pub id: String,
-    /// The layer as Python prints it: `Conv2d(3, 64, kernel_size=(3, 3))`.
+    /// The layer as printed by Python: `Conv2d(3, 64, kernel_size=(3, 3))`.
     pub description: String,
     /// Forward pass of one minibatch.
     pub forward: Seconds,
@@ -51,7 +51,7 @@ impl PipedreamProfile {
     /// Reads a profile.
     ///
     /// # Errors
-    /// When a line is not of the form, a number is negative or not finite, an id is given twice, an edge names an
+    /// If a line is not of this form, a number is negative or not finite, an id is given twice, an edge names an
     /// unknown node, or the graph has a cycle or several components.
     pub fn from_text(text: &str) -> Result<Self, ProfileGraphError> {
         let mut nodes = Vec::new();
@@ -67,7 +67,7 @@ impl PipedreamProfile {
                 continue;
             }
             if line.text.starts_with([' ', '\t']) {
-                // An edge may stand before its nodes, as Python's reader does not allow but people write.
+                // An edge may precede its nodes: Python's reader does not allow it, but users write it.
                 edge_lines.push(line);
                 continue;
             }
@@ -91,7 +91,7 @@ impl PipedreamProfile {
         let mut edge_places = HashMap::new();
         for line in &edge_lines {
             let edge = line.edge(&by_id)?;
-            // A layer that takes one value twice is written as two equal edges.
+            // A layer that takes one value twice has two equal edges.
             if edge_places.insert(edge, line).is_none() {
                 edges.push(edge);
             }
@@ -144,7 +144,7 @@ impl PipedreamProfile {
     }
 }
 
-/// One line and where it stands.
+/// One line and its position.
 struct Line<'a> {
     text: &'a str,
     number: usize,
@@ -203,7 +203,7 @@ impl Line<'_> {
         let mut sum = 0.0;
         for part in list.split(';').map(str::trim) {
             match part.parse::<f64>() {
-                // An empty list is what a layer without tensors leaves.
+                // A layer without tensors has an empty list.
                 _ if part.is_empty() && list.is_empty() && value.starts_with('[') => {}
                 Ok(number) if number.is_finite() && number >= 0.0 => sum += number,
                 _ => {
@@ -216,13 +216,11 @@ impl Line<'_> {
             }
         }
         // Sums of a million such numbers stay finite and within 64 bits.
-        match sum < 1e15 {
-            true => Ok(sum),
-            false => {
-                let node = format!("node `{}`", excerpt(id.trim()));
-                Err(self.error(ProfileGraphFault::BadNumber { field, node, value: excerpt(value) }))
-            }
+        if sum < 1e15 {
+            return Ok(sum);
         }
+        let node = format!("node `{}`", excerpt(id.trim()));
+        Err(self.error(ProfileGraphFault::BadNumber { field, node, value: excerpt(value) }))
     }
 
     fn edge(&self, by_id: &HashMap<String, usize>) -> Result<(usize, usize), ProfileGraphError> {

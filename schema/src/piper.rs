@@ -1,4 +1,4 @@
-//! Piper's JSON: nodes with a choice of implementations for each tensor-parallel degree, and edges in bytes.
+//! Piper's JSON: nodes with a choice of implementations per tensor-parallel degree, and edges in bytes.
 //!
 //! An implementation (the authors' TMPC) has a time, a parameter size and memory `A·y + B` for `y` micro-batches in
 //! flight. Its `syncTimeFw` and `syncTimeBw` are bytes too, by neighbouring node.
@@ -21,9 +21,9 @@ pub struct PiperWorkload {
     /// Memory of one device.
     #[serde(rename = "maxMemoryPerDevice")]
     pub memory: f64,
-    /// Bytes a second between any two devices.
+    /// Bytes per second between any two devices.
     pub bandwidth: f64,
-    /// Micro-batches in a batch.
+    /// Micro-batches per batch.
     #[serde(rename = "mbsInBatch")]
     pub micro_batches: u32,
     /// Layers.
@@ -50,22 +50,22 @@ pub struct PiperNode {
 pub struct PiperImplementation {
     /// `vanilla` or `activation recomp`.
     pub id: String,
-    /// Time for one micro-batch.
+    /// Time per micro-batch.
     #[serde(rename = "timePerSample")]
     pub time: f64,
     /// Bytes that data parallelism synchronises.
     #[serde(rename = "parameterSize")]
     pub parameters: f64,
-    /// Bytes of memory for each micro-batch in flight.
+    /// Bytes of memory per micro-batch in flight.
     #[serde(rename = "memoryUsageA")]
     pub memory_in_flight: f64,
-    /// Bytes of memory whatever is in flight.
+    /// Fixed bytes of memory.
     #[serde(rename = "memoryUsageB")]
     pub memory_fixed: f64,
-    /// More bytes on an edge from this node when it is cut.
+    /// Additional bytes on an edge from this node if it is cut.
     #[serde(rename = "syncTimeFw", default)]
     pub sync_forward: BTreeMap<i64, f64>,
-    /// More bytes on an edge to this node when it is cut.
+    /// Additional bytes on an edge to this node if it is cut.
     #[serde(rename = "syncTimeBw", default)]
     pub sync_backward: BTreeMap<i64, f64>,
 }
@@ -76,7 +76,7 @@ pub struct PiperEdge {
     /// The node that makes the value.
     #[serde(rename = "sourceId")]
     pub source: i64,
-    /// The node that takes it.
+    /// The node that consumes it.
     #[serde(rename = "destId")]
     pub target: i64,
     /// Bytes.
@@ -91,7 +91,7 @@ impl PiperWorkload {
     /// Reads a workload.
     ///
     /// # Errors
-    /// When the JSON is not of this form, a number is negative, a node or edge is given twice, an edge names an unknown
+    /// If the JSON is not of this form, a number is negative, a node or edge is given twice, an edge names an unknown
     /// node, or the edges have a cycle.
     pub fn from_text(text: &str) -> Result<Self, ProfileGraphError> {
         let workload: Self = serde_json::from_str(text).map_err(|error| ProfileGraphError {

@@ -1,10 +1,10 @@
-//! Reads `plan.yaml`: a lenient header first, so that a later version is told apart from a broken file; then the body.
+//! Reads `plan.yaml`: first only the header, to distinguish a later version from a broken file; then the body.
 
 use serde::Deserialize;
 
 use crate::{PLAN_VERSION, Plan, YamlError, from_yaml};
 
-/// What every version begins with.
+/// The first fields of every version.
 #[derive(Deserialize)]
 struct Header {
     #[serde(default)]
@@ -23,7 +23,7 @@ pub enum PlanFileError {
     #[error("the file is a `{0}`, not a plan")]
     Kind(String),
     /// Written for a later release.
-    #[error("the plan has version {0}, the newest known is {PLAN_VERSION}")]
+    #[error("the plan has version {0}, the newest supported is {PLAN_VERSION}")]
     Version(u64),
     /// A field of the header is missing.
     #[error("a plan begins with `kind: plan` and `version: {PLAN_VERSION}`; `{0}` is missing")]
@@ -33,7 +33,7 @@ pub enum PlanFileError {
 /// Reads a plan.
 ///
 /// # Errors
-/// When the text is no YAML, another kind of file, of a later version, or not of this shape.
+/// If the text is not YAML, another kind of file, of a later version, or not of this shape.
 pub fn read_plan(text: &str) -> Result<Plan, PlanFileError> {
     let header: Header = from_yaml(text)?;
     match header.kind.as_deref() {
@@ -59,7 +59,7 @@ mod tests {
             let error = read_plan(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
-        // Fields that nobody knows yet are no fault of the file.
+        // Unknown fields of a later version are not an error.
         check("kind: plan\nversion: 7\nstages: {not: a list}\n", "has version 7, the newest known is 1");
         check("kind: plan\nversion: 0\n", "has version 0, the newest known is 1");
         check("kind: cluster\nversion: 1\n", "the file is a `cluster`, not a plan");

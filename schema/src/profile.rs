@@ -1,14 +1,14 @@
-//! A profile: measured times of operators, one row a measurement.
+//! A profile: measured times of operators, one row per measurement.
 //!
-//! Rows come from a CSV file of ours, whose columns have the names of [`COLUMNS`], or from any other CSV file through
-//! a [`ProfileMap`](crate::ProfileMap). Shapes are of the forward operator also in backward rows.
+//! Rows come from a CSV file of `profile`, whose columns have the names of [`COLUMNS`], or from any other CSV file
+//! through a [`ProfileMap`](crate::ProfileMap). Shapes are those of the forward operator, also in backward rows.
 
 use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Columns that a row is made of, besides its time.
+/// Columns of a row, except its time.
 pub const COLUMNS: [&str; 38] = [
     "kind",
     "dtype",
@@ -50,23 +50,23 @@ pub const COLUMNS: [&str; 38] = [
     "vocabulary",
 ];
 
-/// Bytes that `profile` reads at most to drive everything else from the caches of a processor.
+/// The most bytes that `profile` reads to evict everything else from the caches of a CPU.
 pub const MOST_DRIVEN_OUT: f64 = 256e6;
 
-/// Which part of a training step a time is of.
+/// The part of a training step that a time belongs to.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Inputs to outputs.
+    /// The forward pass.
     #[default]
     Forward,
     /// Gradients of inputs and of weights together.
     Backward,
-    /// Gradient of the inputs alone.
+    /// Gradient of the inputs only.
     InputGradient,
-    /// Gradient of the weights alone.
+    /// Gradient of the weights only.
     WeightGradient,
     /// Forward, backward and the update of the weights in one measurement.
     Training,
@@ -99,10 +99,10 @@ impl Phase {
     }
 }
 
-/// The size of an operator's work; which variant it is decides the features of its time.
+/// The size of an operator's work; its variant decides the features of its time.
 ///
 /// Invariant: every number is finite and at least one, except `causal` and `inputs`. They are `f64` because they are
-/// only ever multiplied.
+/// only multiplied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WorkSize {
     /// `batch` products of an m × k and a k × n matrix.
@@ -124,7 +124,7 @@ pub enum WorkSize {
         in_channels: f64,
         /// Channels of the output.
         out_channels: f64,
-        /// Groups of channels that do not mix.
+        /// Groups of channels that are convolved separately.
         groups: f64,
         /// Input size by axis.
         input: [f64; 3],
@@ -149,16 +149,16 @@ pub enum WorkSize {
         kv_seq: f64,
         /// Length of one head's vector.
         head_dim: f64,
-        /// Whether a query sees only the keys up to its own.
+        /// Whether a query attends only to keys up to its own position.
         causal: bool,
     },
-    /// Work on each element or each row of a matrix: element-wise, normalisation, softmax, pooling, copies.
+    /// Work per element or per row of a matrix: element-wise, normalisation, softmax, pooling, copies.
     Rows {
         /// Rows.
         rows: f64,
         /// Columns; rows are contiguous.
         cols: f64,
-        /// Tensors of that size that are read; one is written.
+        /// Number of tensors of that size that are read; one is written.
         inputs: f64,
     },
     /// Statistics of channels over samples and pixels: batch norms.
@@ -182,10 +182,10 @@ pub enum WorkSize {
 }
 
 impl WorkSize {
-    /// Returns the same work as rows of a matrix: what a processor, and a profile that names no channels, make of it.
+    /// Returns the same work as rows of a matrix, for CPUs and for profiles without channels.
     pub fn as_rows(self) -> Self {
         match self {
-            // A table has its channels side by side, as images have their pixels.
+            // A table is channels-last, while images have pixels as the last dimension.
             Self::Channels { batch, channels, pixels: 1.0 } => {
                 Self::Rows { rows: batch, cols: channels, inputs: 1.0 }
             }
@@ -206,7 +206,7 @@ pub struct ProfileRow {
     pub kind: String,
     /// `float32`, `tf32`, `bfloat16`, …
     pub dtype: String,
-    /// Device as the file calls it.
+    /// Device, by the file's name.
     pub device: String,
     /// Part of the training step.
     pub phase: Phase,
@@ -216,36 +216,36 @@ pub struct ProfileRow {
     ///
     /// Invariant: finite and positive.
     pub seconds: f64,
-    /// The same where its inputs lay in the cache, in files of ours.
+    /// The same with inputs in the cache, in files of `profile`.
     ///
     /// Invariant: finite and positive.
     pub warm_seconds: Option<f64>,
-    /// The same where no cache held anything of the call, in files of ours.
+    /// The same with no data or code of the call in any cache, in files of `profile`.
     ///
     /// Invariant: finite and positive.
     pub flushed_seconds: Option<f64>,
-    /// Block of a model that the time is of; empty for operators and whole models.
+    /// Block of a model that the time belongs to; empty for operators and whole models.
     pub path: String,
 }
 
 impl ProfileRow {
-    /// Tells whether the time is of a block or of a whole model, not of an operator.
+    /// Tells whether the time is that of a block or of a whole model, not of an operator.
     pub fn is_block(&self) -> bool {
         matches!(self.kind.as_str(), "block" | "model")
     }
 }
 
-/// What a call costs besides its work, in seconds.
+/// Call overhead, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CallOverhead {
-    /// A call of an operator that does next to nothing.
+    /// A call of an operator that does almost nothing.
     pub call: f64,
-    /// What is added when autograd records it.
+    /// Additional time if autograd records it.
     pub recording: f64,
-    /// One such operator on the way back.
+    /// One such operator in the backward pass.
     pub backward: f64,
-    /// What is added when other work has run since, so that the caches no longer hold the code.
+    /// Additional time if other work has run since, so that the caches no longer hold the code.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cold: f64,
 }
@@ -255,8 +255,8 @@ pub(crate) fn is_zero(seconds: &f64) -> bool {
 }
 
 impl CallOverhead {
-    /// Reads what a profile's header says: `call 6.6e-7 s, recording 5.1e-7 s, backward 2.7e-6 s, cold 2.1e-5 s`. The
-    /// last is not in older ones.
+    /// Parses the field of a profile's header: `call 6.6e-7 s, recording 5.1e-7 s, backward 2.7e-6 s, cold 2.1e-5 s`.
+    /// Older profiles lack the last part.
     pub fn from_text(text: &str) -> Option<Self> {
         let part = |name: &str| seconds_after(text, name);
         Some(Self {
@@ -267,7 +267,7 @@ impl CallOverhead {
         })
     }
 
-    /// Returns the median of each part; nothing of nothing.
+    /// Returns the median of each part; `None` if there are no measurements.
     pub fn median(measured: &[Self]) -> Option<Self> {
         let part = |part: fn(&Self) -> f64| middle(measured.iter().map(part).collect());
         Some(Self {
@@ -279,32 +279,32 @@ impl CallOverhead {
     }
 }
 
-/// How much an idle machine's pace changes at most.
+/// The largest variation of an idle machine's speed.
 const STEADY: f64 = 0.15;
 
-/// How fast a machine was at some moment: seconds of a matrix product and of a copy that are the same each time.
+/// The speed of a machine at some moment: seconds of a fixed matrix product and of a fixed copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pace {
-    /// Of a product.
+    /// Seconds of the product.
     pub product: f64,
-    /// Of a copy.
+    /// Seconds of the copy.
     pub copy: f64,
 }
 
 impl Pace {
-    /// Reads what a profile says: `product 2.6e-3 s, copy 5.1e-3 s`.
+    /// Parses the field of a profile: `product 2.6e-3 s, copy 5.1e-3 s`.
     pub fn from_text(text: &str) -> Option<Self> {
         let part = |name: &str| seconds_after(text, name).filter(|seconds| *seconds > 0.0);
         Some(Self { product: part("product ")?, copy: part("copy ")? })
     }
 
-    /// Returns the median of each part; nothing of nothing.
+    /// Returns the median of each part; `None` if there are no measurements.
     pub fn median(measured: &[Self]) -> Option<Self> {
         let part = |part: fn(&Self) -> f64| middle(measured.iter().map(part).collect());
         Some(Self { product: part(|one| one.product)?, copy: part(|one| one.copy)? })
     }
 
-    /// Says how much longer the slowest took than the fastest, if that is more than an idle machine's.
+    /// Describes how much longer the slowest took than the fastest, if that is more than an idle machine's variation.
     pub fn unsteady(measured: &[Self]) -> Option<String> {
         let spread = |part: fn(&Self) -> f64| {
             let all = || measured.iter().map(part);
@@ -322,14 +322,14 @@ impl fmt::Display for Pace {
     }
 }
 
-/// Finds `NAME 1e-6 s` among parts with commas between.
+/// Finds `NAME 1e-6 s` among parts separated by commas.
 fn seconds_after(text: &str, name: &str) -> Option<f64> {
     let rest = text.split(',').find_map(|part| part.trim().strip_prefix(name))?;
     let seconds: f64 = rest.trim().strip_suffix(" s")?.parse().ok()?;
     (seconds.is_finite() && seconds >= 0.0).then_some(seconds)
 }
 
-/// Returns the median; nothing of nothing.
+/// Returns the median; `None` if there are no numbers.
 fn middle(mut all: Vec<f64>) -> Option<f64> {
     all.sort_by(f64::total_cmp);
     let high = all.len() / 2;
@@ -339,12 +339,12 @@ fn middle(mut all: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// What a machine says of itself besides its name: what rows alone do not tell.
+/// Facts about a machine besides its name, which rows do not contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
     /// `sm90`, `x86-64-avx2`, …
     pub architecture: Option<String>,
-    /// Bytes of the cache that a processor's core has for itself; of a GPU, its L2.
+    /// Bytes of a CPU core's own cache; for a GPU, its L2.
     pub core_cache: Option<u64>,
     /// Bytes of the last cache.
     pub last_cache: Option<u64>,
@@ -353,7 +353,7 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Reads what a profile's header says: `architecture x86-64-avx2, core cache 524288 B, memory 25216417792 B`.
+    /// Parses the field of a profile's header: `architecture x86-64-avx2, core cache 524288 B, memory 25216417792 B`.
     pub fn from_text(text: &str) -> Self {
         let part = |name: &str| text.split(',').find_map(|part| part.trim().strip_prefix(name));
         let bytes =
@@ -377,28 +377,28 @@ impl fmt::Display for Hardware {
     }
 }
 
-/// What was read from a file.
+/// The content of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     /// The measurements in the order of the file.
     pub rows: Vec<ProfileRow>,
-    /// Records that the map's `where` left out.
+    /// Records that the map's `where` excluded.
     pub n_filtered: usize,
     /// Cells without a time.
     pub n_missing: usize,
-    /// Times that are no positive number and were dropped because the map says so.
+    /// Times that are not positive and were dropped because the map allows it.
     pub n_invalid: usize,
-    /// Whether the last line lacks its end, as in a file that is still being written.
+    /// Whether the last line lacks its line break, as in a file that is still being written.
     pub is_cut_off: bool,
-    /// What a call costs besides its work, where the header says so.
+    /// Call overhead, if the header has it.
     pub overhead: Option<CallOverhead>,
-    /// How fast the machine was each time that was looked at, where the file says so.
+    /// The machine's speeds over time, if the file has them.
     pub paces: Vec<Pace>,
-    /// What the machine says of itself, where the header has it.
+    /// Facts about the machine, if the header has them.
     pub hardware: Hardware,
-    /// Threads that a processor measured with, where the header says so.
+    /// Threads of the measuring CPU, if the header has them.
     pub threads: Option<u32>,
-    /// Whose measurements these are, with their licence, where the header says so.
+    /// The authors of the measurements, with their licence, if the header has them.
     pub sources: Vec<String>,
 }
 

@@ -1,7 +1,7 @@
 //! From a CSV file to a [`Profile`], through a map.
 //!
-//! Every fault has its line and column. A cell that a shape does not need is not looked at, so that one file can hold
-//! several kinds, each with its own columns.
+//! Every fault has its line and column. Only cells that a shape needs are read, so that one file can contain several
+//! kinds, each with its own columns.
 
 mod work_size;
 
@@ -12,12 +12,12 @@ use crate::{
     Rule, Scalar, Source,
 };
 
-/// The largest number that a dimension may have; beyond it products of dimensions lose their meaning.
+/// The largest dimension; beyond it products of dimensions lose their meaning.
 const MAX_DIMENSION: f64 = 1e15;
-/// Seconds that an operator can take; what is shorter or longer was not measured.
+/// The range of an operator's seconds; shorter or longer times cannot be measurements.
 const TIMES: std::ops::Range<f64> = 1e-12..1e12;
 
-/// What is wrong with a CSV file, and where.
+/// A fault of a CSV file, with its place.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("line {line}{}: {fault}", column.as_ref().map(|name| format!(", column `{name}`")).unwrap_or_default())]
 pub struct ProfileCsvError {
@@ -25,11 +25,11 @@ pub struct ProfileCsvError {
     pub line: u64,
     /// Column of the file.
     pub column: Option<String>,
-    /// What is wrong.
+    /// The fault.
     pub fault: ProfileFault,
 }
 
-/// What is wrong in one place of a CSV file.
+/// A fault at one place of a CSV file.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ProfileFault {
     /// Not one record.
@@ -39,7 +39,7 @@ pub enum ProfileFault {
     #[error("{0}")]
     Csv(String),
     /// A record of another length than the header.
-    #[error("the row has {found} fields, the header has {expected}; the file may be cut off")]
+    #[error("the row has {found} fields, the header has {expected}; the file may be truncated")]
     Fields {
         /// Fields of the header.
         expected: u64,
@@ -55,24 +55,24 @@ pub enum ProfileFault {
     /// Two columns of one name.
     #[error("the header has this column twice")]
     TwiceColumn,
-    /// A time that is none.
+    /// An invalid time.
     #[error("the time is `{0}`, it must be a positive number")]
     Time(String),
-    /// A time that nothing can take.
+    /// A time out of range.
     #[error("the time is {0:e} s, no operator takes less than {start:e} s or more than {end:e} s", start = TIMES.start, end = TIMES.end)]
     TimeSize(f64),
-    /// A dimension that is none.
+    /// An invalid dimension.
     #[error("`{name}` is `{text}`, it must be a number of at least 1")]
     Dimension {
-        /// Our name of it.
+        /// Its standard name.
         name: &'static str,
         /// The cell.
         text: String,
     },
-    /// A truth value that is none.
+    /// An invalid boolean.
     #[error("`{name}` is `{text}`, it must be true or false, 1 or 0")]
     Truth {
-        /// Our name of it.
+        /// Its standard name.
         name: &'static str,
         /// The cell.
         text: String,
@@ -80,23 +80,23 @@ pub enum ProfileFault {
     /// A cell whose text the map does not translate.
     #[error("the map has no value for `{0}`")]
     NoValue(String),
-    /// A phase that is none.
-    #[error("`{0}` is no phase: forward, backward, input_gradient, weight_gradient or training")]
+    /// An invalid phase.
+    #[error("`{0}` is not a phase: forward, backward, input_gradient, weight_gradient or training")]
     Phase(String),
-    /// A value that a kind needs.
+    /// A missing value that a kind needs.
     #[error("kind `{kind}` needs `{name}`, which the map does not set or the row leaves empty")]
     Needs {
         /// Kind of the operator.
         kind: String,
-        /// Our name of the column.
+        /// The standard name of the column.
         name: &'static str,
     },
     /// A row without a kind or a data type.
     #[error("`{0}` is empty")]
     NoText(&'static str),
-    /// Nothing says which shape the kind has.
+    /// A kind of unknown shape.
     #[error(
-        "kind `{0}` is not known and no columns tell its shape: set m, n, k · in_channels, out_channels, kernel, size · heads, seq, head_dim · or rows, cols"
+        "kind `{0}` is unknown and its shape is not given: set m, n, k · in_channels, out_channels, kernel, size · heads, seq, head_dim · or rows, cols"
     )]
     UnknownKind(String),
     /// A convolution without output.
@@ -109,10 +109,10 @@ pub enum ProfileFault {
     },
 }
 
-/// Columns that a file of ours must have.
+/// Columns that a file of `profile` must have.
 pub(crate) const NEEDED: [&str; 3] = ["kind", "dtype", "seconds"];
 
-/// Where a value of ours stands: resolved once, used for each record.
+/// The source of a value: resolved once, used for each record.
 enum Cell<'a> {
     Absent,
     Constant(&'a Scalar),
@@ -129,7 +129,7 @@ pub fn read_profile(text: &str, map: &ProfileMap) -> Result<Profile, ProfileCsvE
 
 fn reader(text: &str) -> csv::Reader<&[u8]> {
     let header = text.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
-    // Where the comma is the decimal sign, spreadsheets separate by semicolons.
+    // If the comma is the decimal separator, spreadsheets separate fields by semicolons.
     let delimiter = *[b',', b';', b'\t'].iter().find(|one| header.as_bytes().contains(one)).unwrap_or(&b',');
     csv::ReaderBuilder::new()
         .trim(csv::Trim::All)
@@ -139,7 +139,7 @@ fn reader(text: &str) -> csv::Reader<&[u8]> {
 }
 
 fn read(text: &str, map: &ProfileMap, is_own: bool) -> Result<Profile, ProfileCsvError> {
-    // A comment that ends with the file, not with a line, is a row to the reader of CSV.
+    // A comment at the end of the file without a line break is a row to the CSV reader.
     let end = text.rfind('\n').map_or(0, |at| at + 1);
     let rows = if text[end..].starts_with('#') { &text[..end] } else { text };
     let mut reader = reader(rows);
@@ -171,7 +171,7 @@ fn read(text: &str, map: &ProfileMap, is_own: bool) -> Result<Profile, ProfileCs
     Ok(profile)
 }
 
-/// Reads the measurements of a file of ours.
+/// Reads the measurements of a file of `profile`.
 ///
 /// # Errors
 /// At the first fault.
@@ -221,7 +221,7 @@ struct Columns<'a> {
     /// Column, seconds of its unit, phase.
     times: Vec<(usize, f64, Option<Phase>)>,
     conditions: Vec<(usize, &'a Condition)>,
-    /// Columns that only files of ours have.
+    /// Columns that only files of `profile` have.
     times_beside: [Option<usize>; 2],
     path: Option<usize>,
     map: &'a ProfileMap,
@@ -332,7 +332,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// One record with what is needed to read and to blame it.
+/// One record with the context to read it and to locate faults.
 struct Record<'a> {
     columns: &'a Columns<'a>,
     record: &'a StringRecord,
@@ -359,7 +359,7 @@ impl Record<'_> {
         ProfileCsvError { line: self.line, column, fault }
     }
 
-    /// Returns the translated value, its factor and its column; nothing for absent and empty cells.
+    /// Returns the translated value, its factor and its column; `None` for absent and empty cells.
     fn value(&self, name: &'static str) -> Result<Option<(Scalar, f64, Option<usize>)>, ProfileCsvError> {
         match self.cell(name) {
             Cell::Absent => Ok(None),
@@ -413,7 +413,7 @@ impl Record<'_> {
         }
     }
 
-    /// Returns whether something holds; what is not said does not.
+    /// Returns a boolean; absent ones are false.
     fn truth(&self, name: &'static str) -> Result<bool, ProfileCsvError> {
         let Some((value, _, index)) = self.value(name)? else { return Ok(false) };
         let text = show(&value);
@@ -455,7 +455,7 @@ fn holds(condition: &Condition, text: &str) -> bool {
     }
 }
 
-/// Compares a value of the map with a cell: numbers as numbers, `1` is `1.0`.
+/// Compares a value of the map with a cell, numbers by value: `1` equals `1.0`.
 fn is(value: &Scalar, text: &str) -> bool {
     let number = match value {
         Scalar::Number(number) => Some(*number),
@@ -515,7 +515,7 @@ missing: [\"\", \"-\"]
         );
         assert_eq!(row.size, WorkSize::Product { batch: 1.0, m: 8.0, n: 16.0, k: 64.0 });
         assert_eq!(profile.rows[1].phase, Phase::Backward);
-        // An editor may take the last line's end away: from a row it tells nothing good, from a remark nothing.
+        // An editor may remove the last line break: after a row that may mean truncation, after a comment it does not.
         let again = read(&format!("{text}# until: noon")).expect("rows");
         assert_eq!((again.rows.len(), again.is_cut_off), (2, false));
         assert!(read(text.trim_end()).expect("rows").is_cut_off);

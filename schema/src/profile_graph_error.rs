@@ -1,4 +1,4 @@
-//! What can be wrong with a profile graph, and where.
+//! Faults of a profile graph, and their places.
 
 use std::ops::Range;
 
@@ -6,13 +6,13 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{place}: {fault}")]
 pub struct ProfileGraphError {
-    /// What is wrong.
+    /// The fault.
     pub fault: ProfileGraphFault,
-    /// Where it is wrong.
+    /// Its place.
     pub place: ProfileGraphPlace,
 }
 
-/// Where a profile is wrong.
+/// The place of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileGraphPlace {
     /// A line of text, counted from one, and the bytes within the whole text.
@@ -33,32 +33,32 @@ impl std::fmt::Display for ProfileGraphPlace {
     }
 }
 
-/// What is wrong with a profile.
+/// A fault of a profile.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ProfileGraphFault {
-    /// The file holds nothing.
+    /// The file is empty.
     #[error("no nodes")]
     Empty,
-    /// More than can be meant.
+    /// More nodes or edges than supported.
     #[error("more than {limit} {what}")]
     TooMany {
         /// `nodes` or `edges`.
         what: &'static str,
-        /// The most that is read.
+        /// The limit.
         limit: usize,
     },
-    /// Not of the form that was asked for.
+    /// A line that is not of the expected form.
     #[error("expected {expected}, found `{found}`")]
     Syntax {
         /// The form.
         expected: &'static str,
-        /// What stands there.
+        /// The found text.
         found: String,
     },
     /// The JSON itself, or a missing or mistyped field.
     #[error("{0}")]
     Json(String),
-    /// A number that no measurement gives.
+    /// A number that cannot be a measurement.
     #[error("`{field}` of {node} is {value}; {}", wanted(value))]
     BadNumber {
         /// Name of the field.
@@ -74,7 +74,7 @@ pub enum ProfileGraphFault {
     /// Two edges between the same nodes.
     #[error("edge `{0}` to `{1}` is given twice")]
     DuplicateEdge(String, String),
-    /// An edge to nowhere.
+    /// An edge to an unknown node.
     #[error("edge names node `{0}`, which is not in the profile")]
     UnknownNode(String),
     /// Not a DAG.
@@ -83,7 +83,7 @@ pub enum ProfileGraphFault {
     /// Two models in one file.
     #[error("the graph is not connected: no path of edges joins `{0}` and `{1}`")]
     Disconnected(String, String),
-    /// A limit that leaves nothing to plan with.
+    /// A limit out of range.
     #[error("`{field}` is {value}, which leaves nothing to plan with")]
     BadLimit {
         /// Name of the field.
@@ -91,7 +91,7 @@ pub enum ProfileGraphFault {
         /// The number as written.
         value: String,
     },
-    /// A rule of the format is broken.
+    /// A violated rule of the format.
     #[error("{0}")]
     Rule(String),
 }
@@ -104,7 +104,7 @@ pub(crate) fn excerpt(text: &str) -> String {
     }
 }
 
-/// What a number should be that is none, negative, or larger than anything that is measured.
+/// Describes the requirement that a number violates by being invalid, negative, or too large.
 fn wanted(value: &str) -> &'static str {
     match value.parse::<f64>() {
         Ok(number) if number >= 0.0 => "that is too large to be measured",

@@ -1,4 +1,4 @@
-//! `map.yaml`: how the columns of any CSV file become rows of a profile.
+//! `map.yaml`: the map from the columns of any CSV file to rows of a profile.
 //!
 //! ```yaml
 //! kind: profile-map
@@ -24,10 +24,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Phase, YamlError, from_yaml};
 
-/// Newest version of the map that is understood.
+/// Newest supported version of the map.
 const VERSION: u32 = 1;
 
-/// How a CSV file's columns become ours.
+/// The map from a CSV file's columns to the standard ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileMap {
@@ -37,11 +37,11 @@ pub struct ProfileMap {
     /// 1.
     #[serde(default = "version")]
     pub version: u32,
-    /// Our columns ([`COLUMNS`](crate::COLUMNS)) by name.
+    /// Standard columns ([`COLUMNS`](crate::COLUMNS)) by name.
     pub columns: IndexMap<String, Source>,
     /// The columns that hold times.
     pub times: Vec<TimeColumn>,
-    /// Conditions on columns of the file; records that fail one are left out.
+    /// Conditions on columns of the file; records that fail one are excluded.
     #[serde(default, rename = "where", skip_serializing_if = "IndexMap::is_empty")]
     pub conditions: IndexMap<String, Condition>,
     /// Cells that mean "not measured" in a time column.
@@ -52,7 +52,7 @@ pub struct ProfileMap {
     pub invalid: Invalid,
 }
 
-/// Where a value comes from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Source {
@@ -62,13 +62,13 @@ pub enum Source {
     Column(ColumnSource),
 }
 
-/// A cell of the record, perhaps translated.
+/// A cell of the record, optionally translated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ColumnSource {
     /// Column of the file.
     pub column: String,
-    /// Translation of the cell's text; a text that is not listed needs `otherwise`.
+    /// Translation of the cell's text; unlisted texts need `otherwise`.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub values: IndexMap<String, Scalar>,
     /// The value for cells that `values` does not list, and for empty ones.
@@ -79,7 +79,7 @@ pub struct ColumnSource {
     pub scale: Option<f64>,
 }
 
-/// A text, number or truth value as YAML writes it.
+/// A text, number or boolean in YAML.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Scalar {
@@ -100,7 +100,7 @@ pub struct TimeColumn {
     /// Unit of its numbers.
     #[serde(default)]
     pub unit: TimeUnit,
-    /// What it is a time of; `phase` in `columns` when absent, and forward when that is absent too.
+    /// The phase of its times; `phase` in `columns` when absent, and forward if that is absent too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
 }
@@ -124,7 +124,7 @@ pub enum TimeUnit {
 }
 
 impl TimeUnit {
-    /// Returns how many seconds it is.
+    /// Returns the number of seconds.
     pub fn seconds(self) -> f64 {
         match self {
             Self::Seconds => 1.0,
@@ -135,7 +135,7 @@ impl TimeUnit {
     }
 }
 
-/// Which records are wanted.
+/// A condition on records.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Condition {
@@ -166,10 +166,10 @@ pub struct Rule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Invalid {
-    /// Refuse the file and say where the first one stands.
+    /// Refuse the file, with the place of the first one.
     #[default]
     Error,
-    /// Leave the row out and count it.
+    /// Exclude the row and count it.
     Drop,
 }
 
@@ -183,14 +183,14 @@ pub enum ProfileMapError {
     #[error("this is a `{0}` file, not a `profile-map`")]
     Kind(String),
     /// Written for a later release.
-    #[error("profile map version {0} is not known, the newest known is {VERSION}")]
+    #[error("profile map version {0} is not supported, the newest supported is {VERSION}")]
     Version(u32),
     /// A column that rows do not have.
-    #[error("`columns` sets `{name}`, which is no column of a profile")]
+    #[error("`columns` sets `{name}`, which is not a column of a profile")]
     UnknownColumn {
         /// The name.
         name: String,
-        /// The nearest that we have.
+        /// The nearest standard column.
         similar: Option<String>,
     },
     /// A column that rows must have.
@@ -199,8 +199,8 @@ pub enum ProfileMapError {
     /// No column of times.
     #[error("`times` is empty, a profile needs at least one column of times")]
     NoTimes,
-    /// A factor that makes numbers useless.
-    #[error("`{0}` has a scale that is no positive, finite number")]
+    /// A factor that is not usable.
+    #[error("`{0}` has a scale that is not a positive, finite number")]
     Scale(String),
 }
 
@@ -208,7 +208,7 @@ impl ProfileMap {
     /// Reads a map.
     ///
     /// # Errors
-    /// When it is no such file, or names columns that a profile does not have.
+    /// If it is no such file, or names unknown columns.
     pub fn read(text: &str) -> Result<Self, ProfileMapError> {
         let map: Self = from_yaml(text)?;
         if map.kind != kind() {
@@ -241,7 +241,7 @@ impl ProfileMap {
         Ok(map)
     }
 
-    /// Makes the map of a file that has our own columns: `seconds`, and any of [`COLUMNS`](crate::COLUMNS).
+    /// Makes the map of a file with standard columns: `seconds`, and any of [`COLUMNS`](crate::COLUMNS).
     pub fn own<'a>(header: impl IntoIterator<Item = &'a str>) -> Self {
         let known = |name: &&str| crate::COLUMNS.contains(name);
         let column = |name: &str| ColumnSource {

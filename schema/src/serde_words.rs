@@ -1,7 +1,8 @@
-//! What serde says of a file, in the file's own words: fields, lists, texts and numbers instead of sequences, structs and u32.
+//! Rewords serde's messages in the terms of a file: fields, lists, texts and numbers instead of sequences, structs and
+//! u32.
 //!
-//! serde's messages are its only interface to what was found and what was expected. One that has another form stays as it
-//! is: a test holds the forms that are known.
+//! serde's messages are its only interface to the found and expected values. A message of another form is unchanged: a
+//! test holds the known forms.
 
 /// Rewrites a message about YAML or JSON.
 pub fn in_file_words(message: &str) -> String {
@@ -46,7 +47,7 @@ pub fn in_file_words(message: &str) -> String {
         let (name, variants) = rest.split_once(", expected ").unwrap_or((rest, ""));
         let allowed = choices(name, variants, "it is one of");
         return if path.is_empty() {
-            format!("{name} is not known{allowed}")
+            format!("{name} is unknown{allowed}")
         } else {
             at(format!(" is {name}{allowed}"))
         };
@@ -57,7 +58,7 @@ pub fn in_file_words(message: &str) -> String {
     message.to_string()
 }
 
-/// Takes ` at line 3 column 4` off the end; who shows the message shows the line, too.
+/// Removes ` at line 3 column 4` from the end; the line is shown separately.
 fn without_place(message: &str) -> &str {
     let Some((head, tail)) = message.rsplit_once(" at line ") else { return message };
     let is_place = tail.split_once(" column ").is_some_and(|(line, column)| {
@@ -67,7 +68,7 @@ fn without_place(message: &str) -> &str {
     if is_place { head } else { message }
 }
 
-/// Says what was found.
+/// Describes the found value.
 fn given(found: &str) -> String {
     let inner = |prefix: &str| found.strip_prefix(prefix);
     if let Some(text) = inner("string ") {
@@ -86,7 +87,7 @@ fn given(found: &str) -> String {
     }
 }
 
-/// Says what is allowed.
+/// Describes the allowed values.
 fn wanted(expected: &str) -> String {
     let whole = |most: &str| format!("a whole number from 0 to {most}");
     match expected {
@@ -108,7 +109,7 @@ fn wanted(expected: &str) -> String {
     }
 }
 
-/// Says why a text that looks like a number is none.
+/// Explains why a text that looks like a number is not one.
 fn number_hint(found: &str, expected: &str) -> &'static str {
     let is_number =
         matches!(expected, "u8" | "u16" | "u32" | "u64" | "usize" | "i32" | "i64" | "f64" | "f32");
@@ -126,7 +127,7 @@ fn number_hint(found: &str, expected: &str) -> &'static str {
     }
 }
 
-/// Lists what is allowed instead of a name, and first what was probably meant.
+/// Lists the allowed names, after the most similar one.
 fn choices(name: &str, allowed: &str, are: &str) -> String {
     let names: Vec<&str> = allowed.split('`').skip(1).step_by(2).collect();
     let wanted = name.trim_matches('`');
@@ -144,14 +145,14 @@ fn choices(name: &str, allowed: &str, are: &str) -> String {
     }
 }
 
-/// Says what is wrong with the writing itself.
+/// Describes a syntax error.
 fn syntax(message: &str) -> String {
-    // The reader of YAML tells also what it was at.
+    // The YAML reader also reports its context.
     let head = message.split(" at line ").next().unwrap_or(message);
     let inside = message.rsplit_once("while parsing ").map_or("", |(_, inside)| inside);
     let words = match head {
         "found character that cannot start any token" => {
-            "a tab, or a sign that must be in quotes, begins something here: YAML is indented by spaces"
+            "a tab, or a character that must be in quotes: YAML is indented by spaces"
         }
         "could not find expected ':'" => "a field lacks its colon: `name: value`",
         "did not find expected key" if inside.starts_with("a block mapping") => {
@@ -161,16 +162,16 @@ fn syntax(message: &str) -> String {
         "did not find expected ',' or ']'" => "a list that begins with `[` is not closed, or lacks a comma",
         "did not find expected ',' or '}'" => "fields that begin with `{` are not closed, or lack a comma",
         "mapping values are not allowed in this context" => {
-            "a second colon in a line: texts with colons must be in quotes"
+            "a second colon in the line: texts with colons must be in quotes"
         }
         "control characters are not allowed" => "this is not a text file",
         "EOF while parsing a value"
         | "EOF while parsing an object"
         | "EOF while parsing a list"
-        | "EOF while parsing a string" => "the file ends too early; it may be cut off",
-        "trailing comma" => "a comma too much",
+        | "EOF while parsing a string" => "the file ends too early; it may be truncated",
+        "trailing comma" => "a superfluous comma",
         "key must be a string" => "names of fields must be in double quotes",
-        "trailing characters" => "something stands behind the end",
+        "trailing characters" => "text after the end",
         _ => return message.to_string(),
     };
     words.to_string()

@@ -1,6 +1,6 @@
-//! What `simulate` answers, and the timeline that pictures and traces are made of.
+//! Answers of `simulate`, and the timeline for pictures and traces.
 //!
-//! Times of a timeline are integer nanoseconds from the start of the step: the same plan gives the same bytes.
+//! Times of a timeline are integer nanoseconds from the start of the step: equal plans give equal bytes.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use crate::{Bytes, Seconds};
 /// The newest version of the timeline format and of the JSON answers of `simulate`.
 pub const TIMELINE_VERSION: u32 = 1;
 
-/// What each stream of each device does when.
+/// The spans of each stream of each device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Timeline {
@@ -18,15 +18,15 @@ pub struct Timeline {
     pub kind: String,
     /// Format version, [`TIMELINE_VERSION`] at most.
     pub version: u32,
-    /// What was simulated or measured, for titles.
+    /// The title.
     pub name: String,
-    /// Unit of the times for people: `ns`, or `units` where costs had none.
+    /// Unit of the times for people: `ns`, or `units` if costs have none.
     pub unit: String,
     /// Device names; a track's device is a position here.
     pub devices: Vec<String>,
     /// Streams of the devices, by device.
     pub tracks: Vec<Track>,
-    /// Values that go from one span to another.
+    /// Values sent from one span to another.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flows: Vec<Flow>,
     /// Memory in use over time, by device.
@@ -44,11 +44,11 @@ pub struct Track {
     pub device: u32,
     /// `compute`, `network`, `collective`, `copy-out`, `copy-in`.
     pub stream: String,
-    /// What it does, in order of time.
+    /// Its spans, in order of time.
     pub spans: Vec<TimelineSpan>,
 }
 
-/// What a span of time is spent on.
+/// The kind of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SpanKind {
@@ -78,12 +78,12 @@ pub enum SpanKind {
 pub struct TimelineSpan {
     /// Short name: `3F0`.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: SpanKind,
-    /// The stage, where it has one.
+    /// The stage, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<u32>,
-    /// The micro-batch, where it has one.
+    /// The micro-batch, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<u32>,
     /// Start.
@@ -92,7 +92,7 @@ pub struct TimelineSpan {
     pub end: u64,
 }
 
-/// A value on its way: from the end of one span to the start of another.
+/// A transferred value: from the end of one span to the start of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Flow {
@@ -108,7 +108,7 @@ pub struct Flow {
 pub struct MemoryCurve {
     /// The device.
     pub device: u32,
-    /// What the device has, when known.
+    /// The device's memory, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Bytes>,
     /// Time and bytes in use from then on.
@@ -124,9 +124,9 @@ pub struct SimulatedOrder {
     pub makespan: u64,
     /// Longest time from a rank's first operation to its last.
     pub longest_span: u64,
-    /// Time each rank computes.
+    /// Computing time of each rank.
     pub busy: Vec<u64>,
-    /// Most activations each rank holds at once.
+    /// Peak number of activations on each rank.
     pub peak_activations: Vec<u32>,
     /// The same if activations were freed with the input gradient.
     pub peak_until_input_gradient: Vec<u32>,
@@ -134,15 +134,14 @@ pub struct SimulatedOrder {
     pub bubble: f64,
     /// Pipeline ranks.
     pub ranks: usize,
-    /// Stages, all copies of the model counted.
+    /// Stages over all copies of the model.
     pub stages: usize,
     /// Operations of all ranks.
     pub operations: usize,
-    /// Versions of its weights that each stage keeps, and updates that its gradients miss, where steps follow each other
-    /// without a flush.
+    /// Weight versions of each stage, and the staleness of its gradients, if there is no flush.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub versions: Vec<StageVersions>,
-    /// What the linter warns of.
+    /// Warnings of the linter.
     pub warnings: Vec<String>,
 }
 
@@ -151,11 +150,11 @@ pub struct SimulatedOrder {
 pub struct LintedOrder {
     /// Version of this answer.
     pub schema_version: u32,
-    /// Whether the order runs and is complete.
+    /// Whether the order is valid and complete.
     pub ok: bool,
     /// Problems, errors first.
     pub findings: Vec<LintFinding>,
-    /// Most activations each rank holds at once, when the order runs.
+    /// Peak number of activations on each rank, if the order is valid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_activations: Option<Vec<u32>>,
 }
@@ -165,9 +164,9 @@ pub struct LintedOrder {
 pub struct LintFinding {
     /// `error` or `warning`.
     pub severity: String,
-    /// The rank, where it has one.
+    /// The rank, if it has one.
     pub rank: Option<usize>,
-    /// The position in the rank's program, from 0, idle slots not counted.
+    /// The position in the rank's program, from 0, without idle slots.
     pub position: Option<usize>,
     /// The problem and its reason.
     pub message: String,
@@ -180,41 +179,41 @@ pub struct SimulatedPlan {
     pub schema_version: u32,
     /// The schedule.
     pub schedule: String,
-    /// Micro-batches of the step.
+    /// Micro-batches per step.
     pub micro_batches: u32,
-    /// One training step: all micro-batches, gradient sync, optimizer.
+    /// One training step: all micro-batches, gradient sums, optimizer.
     pub step_seconds: Seconds,
     /// Longest time from a device's first operation to its last.
     pub longest_span_seconds: Seconds,
-    /// What each further step adds when steps follow each other.
+    /// The period of consecutive steps.
     pub period_seconds: Seconds,
-    /// The same for each micro-batch.
+    /// The period per micro-batch.
     pub micro_batch_seconds: Seconds,
-    /// Share of device time that no forward or backward pass fills.
+    /// Share of device time without a forward or backward pass.
     pub bubble: f64,
     /// By device, in the order of the cluster.
     pub devices: Vec<SimulatedDevice>,
-    /// By stage, where steps follow each other without a flush.
+    /// By stage, if there is no flush.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub versions: Vec<StageVersions>,
-    /// How the step divides; the parts sum to it.
+    /// The parts of the step, which sum to it.
     pub split: StepSplit,
-    /// The chain of operations that the step waits for, in order of time.
+    /// The critical path of the step, in order of time.
     pub critical_path: Vec<CriticalStep>,
-    /// What 10 % more speed of a device or bandwidth of a link would save, largest first.
+    /// Savings by 10 % more speed of a device or bandwidth of a link, largest first.
     pub savings: Vec<Saving>,
     /// Devices that run out of memory.
     pub out_of_memory: Vec<OutOfMemory>,
-    /// What the model leaves out or assumes for this plan.
+    /// Omissions and assumptions of the model for this plan.
     pub notes: Vec<String>,
 }
 
 /// A stage of a pipeline without a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StageVersions {
-    /// Most versions of its weights that a device keeps at once, the newest included.
+    /// Most weight versions on a device at once, including the newest.
     pub kept: u32,
-    /// Most updates between the weights that a gradient is computed with and those that it changes.
+    /// Most updates between the weights that a gradient is computed with and those that it updates.
     pub staleness: u32,
 }
 
@@ -225,38 +224,38 @@ pub struct SimulatedDevice {
     pub name: String,
     /// Time of its forward and backward passes.
     pub busy_seconds: Seconds,
-    /// What the step's time goes to on this device.
+    /// The parts of the step's time on this device.
     pub time_parts: TimeParts,
-    /// Most memory in use.
+    /// Peak memory.
     pub peak_memory_bytes: Bytes,
-    /// What the device has.
+    /// The device's memory.
     pub memory_limit_bytes: Bytes,
-    /// When the peak is reached first.
+    /// The first time of the peak.
     pub peak_at_seconds: Seconds,
-    /// What the peak consists of, largest first.
+    /// The parts of the peak, largest first.
     pub parts: Vec<MemoryPart>,
-    /// Most micro-batches whose activations it holds at once.
+    /// Peak number of micro-batches whose activations it holds.
     pub peak_activations: u32,
 }
 
-/// What a device's step time goes to; the parts sum to the step.
+/// The parts of a device's step time, which sum to the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TimeParts {
     /// Forward passes.
     pub forward: Seconds,
     /// Backward passes, whole or in parts.
     pub backward: Seconds,
-    /// Forward passes run again for the backward.
+    /// Recomputed forward passes.
     pub recompute: Seconds,
-    /// Collectives that computation waits in.
+    /// Collectives that computation waits for.
     pub collective: Seconds,
-    /// Copies and sends that computation waits in.
+    /// Copies and sends that computation waits for.
     pub copy: Seconds,
     /// Host overhead of launching operations.
     pub host: Seconds,
     /// Optimizer step.
     pub optimizer: Seconds,
-    /// Nothing to do.
+    /// Idle time.
     pub idle: Seconds,
 }
 
@@ -269,22 +268,22 @@ pub struct MemoryPart {
     pub bytes: Bytes,
 }
 
-/// How a step divides; the parts sum to it.
+/// The parts of a step, which sum to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StepSplit {
     /// Average computing time of a device.
     pub compute: Seconds,
     /// The busiest device's time above the average.
     pub imbalance: Seconds,
-    /// Waiting that the order makes even with free communication.
+    /// Waiting that the order causes even with free communication.
     pub bubble: Seconds,
-    /// What latency adds.
+    /// The effect of latency.
     pub latency: Seconds,
-    /// What limited bandwidth adds.
+    /// The effect of limited bandwidth.
     pub bandwidth: Seconds,
-    /// What host overhead adds.
+    /// The effect of host overhead.
     pub host: Seconds,
-    /// What the optimizer's step adds.
+    /// The effect of the optimizer's step.
     pub optimizer: Seconds,
 }
 
@@ -295,15 +294,15 @@ pub struct CriticalStep {
     pub place: String,
     /// Operation: `3F0`.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: SpanKind,
     /// Start.
     pub start_seconds: Seconds,
-    /// Time it takes of the step.
+    /// Its share of the step's time.
     pub seconds: Seconds,
 }
 
-/// What a faster part would save.
+/// The saving by a faster part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Saving {
     /// `device gpu0`, `link gpu0 → gpu1` or `all devices`.
@@ -313,7 +312,7 @@ pub struct Saving {
 }
 
 impl Saving {
-    /// All devices at once: where they wait for each other, one alone saves nothing.
+    /// All devices at once: if they wait for each other, speeding up one saves nothing.
     pub const ALL_DEVICES: &str = "all devices";
 }
 
@@ -322,11 +321,11 @@ impl Saving {
 pub struct OutOfMemory {
     /// Device name.
     pub device: String,
-    /// When it first needs more than it has.
+    /// The first time at which it needs more than it has.
     pub at_seconds: Seconds,
-    /// What it needs at its peak.
+    /// Its peak.
     pub needed: Bytes,
-    /// What it has.
+    /// Its memory.
     pub limit: Bytes,
     /// The three largest causes at that moment.
     pub causes: Vec<MemoryPart>,

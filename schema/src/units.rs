@@ -1,4 +1,4 @@
-//! Units as types: a number without its unit does not cross a crate's border.
+//! Units as types: no number crosses a crate's boundary without its unit.
 
 use std::{
     fmt,
@@ -80,10 +80,10 @@ impl Div<f64> for Seconds {
 }
 
 impl Bytes {
-    /// Reads a size as people write it: `2GiB`, `500 MB`, `1024`.
+    /// Parses a size: `2GiB`, `500 MB`, `1024`.
     ///
     /// # Errors
-    /// Says what a size looks like.
+    /// The expected form.
     pub fn from_text(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let (number, unit) =
@@ -103,7 +103,7 @@ impl Bytes {
         let bytes = number.trim().parse::<f64>().map(|number| number * unit);
         match bytes.ok().filter(|bytes| (0.0..1e18).contains(bytes)) {
             Some(bytes) => Ok(Self(bytes as u64)),
-            None => Err(format!("`{text}` is no size: write 2GiB, 500MB or 1024")),
+            None => Err(format!("`{text}` is not a size: write 2GiB, 500MB or 1024")),
         }
     }
 }
@@ -133,7 +133,7 @@ impl Div<FlopsPerSecond> for Flops {
 fn scaled(f: &mut fmt::Formatter<'_>, value: f64, step: f64, units: &[&str]) -> fmt::Result {
     let mut value = value;
     let mut unit = 0;
-    // 999.5 would round to 1000 of this unit: go on to the next.
+    // 999.5 would round to 1000 of this unit: use the next.
     while value.abs() >= step * 0.9995 && unit + 1 < units.len() {
         value /= step;
         unit += 1;

@@ -6,20 +6,20 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::serde_words::in_file_words;
 
-/// Why a text is not the YAML that was asked for.
+/// Why a text is not the expected YAML.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct YamlError {
-    /// What is wrong, with the path of the field where known.
+    /// The fault, with the path of the field if known.
     pub message: String,
-    /// Line and column, counted from one, where known.
+    /// Line and column, counted from one, if known.
     pub place: Option<(usize, usize)>,
 }
 
 /// Reads a value.
 ///
 /// # Errors
-/// When the text is no YAML or not of this shape.
+/// If the text is not YAML or not of this shape.
 pub fn from_yaml<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> {
     serde_yaml::from_str(text).map_err(|error| {
         let said = error.to_string();
@@ -28,10 +28,10 @@ pub fn from_yaml<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> {
     })
 }
 
-/// Returns a better place than where the reader stopped: where what is not closed begins, where a field stands again.
+/// Returns a better place than where the reader stopped: the begin of an unclosed value, or a repeated field.
 fn place(text: &str, said: &str) -> Option<(usize, usize)> {
     if let Some((_, name)) = said.split_once("duplicate field `") {
-        // Fields of the file itself: those that are not indented.
+        // Fields of the file itself: those without indentation.
         let name = name.split('`').next()?;
         let is_field =
             |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.trim_start().starts_with(':'));

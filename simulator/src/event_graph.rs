@@ -65,7 +65,7 @@ impl EventGraph {
     }
 
     fn lag_number(&mut self, lag: i64) -> u32 {
-        // Number 0 is no lag at all.
+        // Number 0 is no lag.
         if self.lags.is_empty() {
             self.lags.push(0);
         }

@@ -185,7 +185,7 @@ pub fn lint(order: &Order) -> Report {
     numbering(order, &mut findings);
     local_order(order, &places, &mut findings);
     let mut peak_activations = None;
-    // Only a complete order has times; without one, waits for missing operations are no finding of their own.
+    // Only a complete order has times; without one, waits for missing operations are not findings of their own.
     if findings.is_empty() {
         match clock(order, &Cost::EQUAL) {
             Ok(clock) => peak_activations = Some(clock.peak_activations),

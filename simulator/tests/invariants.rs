@@ -168,7 +168,7 @@ impl Case {
     }
 }
 
-/// No stream does two things at once; a program that is no message's sender waits for none of its own.
+/// No stream does two things at once; a program that is not a message's sender waits for none of its own.
 fn check_streams(case: &Case, timeline: &Timeline) {
     let mut streams: BTreeMap<(usize, Stream), Vec<(u64, u64)>> = BTreeMap::new();
     for (id, task) in timeline.tasks.iter().enumerate() {

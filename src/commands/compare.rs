@@ -1,6 +1,7 @@
 //! `model-analyze compare`: every strategy on one simulated cluster, ranked.
 //!
-//! Each row is what `plan`, or `simulate` of such a plan, says with the flags of that row; the model is read once for all.
+//! Each row has the numbers of `plan`, or of `simulate` on such a plan, with the flags of that row; the model is read
+//! once for all.
 
 mod rows;
 mod table;
@@ -26,9 +27,9 @@ use crate::{
     workspace::{ModelFile, Workspace},
 };
 
-/// What is said while it works.
+/// Shown while it works.
 pub const WORKING: &str = "comparing strategies";
-/// The way that is planned without a strategy.
+/// The name of the row that `plan` gives without a strategy.
 const AUTO: &str = "auto";
 
 /// Arguments of `compare`.
@@ -48,20 +49,20 @@ const AUTO: &str = "auto";
   model-analyze compare model.pt --devices 8xt4 --format json
 
 Every strategy is planned with the same flags, as `plan` plans it, and simulated on the same cluster; the one with the highest
-throughput stands first, and a star marks what `plan` gives. Without --batch or --micro-batches each takes as many micro-batches
-as serve it best. Nothing is written but the picture.")]
+throughput comes first, and a star marks the plan of `plan`. Without --batch or --micro-batches each strategy uses the number
+of micro-batches that suits it best. Only the picture is written.")]
 pub struct Compare {
     /// A traced model (.pt)
     model: PathBuf,
     #[command(flatten)]
     asking: PlanArguments,
-    /// Compare these alone, by their names in the table: 'data-parallel*', 1f1b; may be given several times
+    /// Compare only these strategies, by their names in the table: 'data-parallel*', 1f1b; may be given several times
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Where to draw throughput and memory
+    /// File to draw throughput and memory to
     #[arg(long, value_name = "F.svg")]
     plot: Option<PathBuf>,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -86,7 +87,7 @@ impl Compare {
             let reasons = answer.left_out.iter().map(|one| format!("{}: {}", one.name, one.reason));
             let reasons: Vec<String> = reasons.collect();
             return Err(Failure::no(format!("no strategy has a plan: {}", reasons.join("; ")))
-                .with_hint("`model-analyze plan` says what would have to change"));
+                .with_hint("`model-analyze plan` suggests changes"));
         }
         if let Some(path) = &self.plot {
             let picture = table::picture(&answer)?;
@@ -98,7 +99,7 @@ impl Compare {
         }
     }
 
-    /// Refuses what would leave nothing to compare, and pictures of another kind.
+    /// Refuses arguments that would leave nothing to compare, and unsupported kinds of pictures.
     fn check(&self) -> Result<(), Failure> {
         self.asking.check_counts()?;
         let asking = &self.asking;
@@ -112,18 +113,18 @@ impl Compare {
             ("--on-first", !asking.on_first.is_empty()),
         ];
         if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
-            return Err(Failure::input(format!("compare takes no {name}: it compares all of them"))
+            return Err(Failure::input(format!("compare does not take {name}: it compares all of them"))
                 .with_hint("--only compares some; `model-analyze plan` plans one"));
         }
         match &self.plot {
             Some(path) if path.extension().is_none_or(|ending| ending != "svg") => {
-                Err(Failure::input(format!("--plot {}: pictures are .svg", path.display())))
+                Err(Failure::input(format!("--plot {}: the picture must be an .svg", path.display())))
             }
             _ => Ok(()),
         }
     }
 
-    /// Keeps the ways that are asked for.
+    /// Keeps the requested strategies.
     fn chosen(&self, ways: Vec<Way>) -> Result<Vec<Way>, Failure> {
         let is_meant = |pattern: &str, way: &Way| matches(&pattern.to_ascii_lowercase(), &way.name);
         for pattern in &self.only {
@@ -139,10 +140,10 @@ impl Compare {
     }
 }
 
-/// Asks for every way, and ranks what there is.
+/// Plans or simulates every strategy, and ranks those with a plan.
 fn compared(workspace: &Workspace, request: &PlanRequest, ways: &[Way]) -> CompareAnswer {
     let question = Question { workspace, request, size: StepSize::of(workspace) };
-    // Strategies whose plans others simulate.
+    // Plans of strategies that others simulate.
     let mut plans: Vec<(Strategy, Option<Box<Plan>>)> = Vec::new();
     let mut found: Vec<(Box<StrategyRow>, Option<Box<Plan>>)> = Vec::new();
     let mut left_out = Vec::new();
@@ -167,7 +168,7 @@ fn compared(workspace: &Workspace, request: &PlanRequest, ways: &[Way]) -> Compa
         }
     }
     let mut strategies = marked(found);
-    // Micro-batches may differ in size.
+    // Strategies may differ in the size of micro-batches.
     let each = |row: &StrategyRow| match row.samples {
         Some(samples) => row.step_seconds / samples.max(1) as f64,
         None => row.micro_batch_seconds,
@@ -186,7 +187,7 @@ fn compared(workspace: &Workspace, request: &PlanRequest, ways: &[Way]) -> Compa
     }
 }
 
-/// Returns the plan of a strategy that others simulate; it is made where it is not compared itself.
+/// Returns the plan that other strategies simulate; it is made here if it is not compared itself.
 fn base<'p>(
     question: &Question<'_>,
     plans: &'p mut Vec<(Strategy, Option<Box<Plan>>)>,
@@ -203,7 +204,7 @@ fn base<'p>(
     plans.iter().find(|(known, _)| *known == of).and_then(|(_, plan)| plan.as_deref())
 }
 
-/// Marks what `plan` gives: where another way gives the same, that one, and it is listed once.
+/// Marks the plan of `plan`: if another strategy gives the same plan, that row is marked, and the plan is listed once.
 fn marked(mut found: Vec<(Box<StrategyRow>, Option<Box<Plan>>)>) -> Vec<StrategyRow> {
     if let Some(own) = found.iter().position(|(row, _)| row.name == AUTO) {
         let plan = found[own].1.clone();

@@ -7,7 +7,7 @@ use schema::catalogue;
 use super::{plan, split};
 use crate::{failure::Failure, output::Output};
 
-/// Devices that `--devices` offers of each name.
+/// Numbers of devices that `--devices` completes for each type.
 const COUNTS: [u32; 4] = [1, 2, 4, 8];
 
 /// Arguments of `completions`.
@@ -34,10 +34,10 @@ impl Completions {
     }
 }
 
-/// Adds the values that an argument takes. The command itself takes more, such as other names for them, and says more of a
-/// wrong one than clap could.
+/// Adds the values of an argument to complete. They do not limit it: the command also takes other spellings, and explains
+/// a wrong value better than clap could.
 fn with_values(command: Command) -> Command {
-    // The shortest name is what people type. clap wants names that live as long as the program, which ends here.
+    // The shortest name is what people type. clap wants static names; the process ends after this, so they are leaked.
     let shortest = catalogue().iter().map(|(name, figures)| {
         let aliases = figures.aliases.iter().filter(|alias| !alias.contains(' '));
         aliases.chain([name]).min_by_key(|name| name.len()).unwrap_or(name)

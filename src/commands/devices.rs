@@ -1,4 +1,4 @@
-//! `model-analyze devices`: the catalogue, or all that is known of one device.
+//! `model-analyze devices`: the catalogue, or all figures of one device.
 
 use clap::Args;
 use cost_model::CostModel;
@@ -11,7 +11,7 @@ use crate::{
     output::{Format, Output},
 };
 
-/// Data types of the table: those that models are trained in.
+/// Data types of the table: those used in training.
 const DTYPES: [&str; 5] = ["float32", "tf32", "bfloat16", "float16", "float8"];
 
 /// Arguments of `devices`.
@@ -21,13 +21,13 @@ const DTYPES: [&str; 5] = ["float32", "tf32", "bfloat16", "float16", "float8"];
   model-analyze devices h100
   model-analyze devices --format json
 
-Peaks are dense, in TFLOP/s. `link` is a device's whole port to the others of its node, each way; without one they meet over
-the host's. Where curves ship, times come from measurements of the device or of another of the same chip; else from its data
-sheet. A cluster file describes devices that are not here, or other figures of those that are.")]
+Peaks are dense, in TFLOP/s. `link` is the bandwidth of a device's port to the others of its node, each way; without one they communicate over
+the host's. If a cost model ships, times come from measurements of the device or of another with the same chip; else from its data
+sheet. A cluster file can describe other devices, or set other figures for these.")]
 pub struct Devices {
     /// A device, by name or alias: shows all its figures with their sources
     name: Option<String>,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -77,7 +77,7 @@ fn listed(devices: &[DeviceAnswer]) -> String {
     table(&rows, "", |column| (1..=DTYPES.len() + 3).contains(&column))
 }
 
-/// Every figure of a device beside its source.
+/// Every figure of a device with its source.
 fn details(device: &DeviceAnswer) -> String {
     let figures = &device.figures;
     let mut rows: Vec<[String; 3]> = Vec::new();

@@ -1,4 +1,4 @@
-//! `model-analyze diff`: what two plans, or two models, do otherwise, and what that comes to.
+//! `model-analyze diff`: the differences of two plans, or of two models, and their effect.
 
 use std::path::{Path, PathBuf};
 
@@ -27,11 +27,11 @@ mod plans;
 Both plans are simulated: times, memory and bubble compare whatever strategy or tool wrote them. -o draws their steps on
 one axis of time, one above the other.
 
-Two models are compared operator by operator. An operator of one is in the other, too, where a block of the same path runs
-the same operator with the same constants on parameters of the same sizes into results of the same sizes. -o draws the models beside each other
-and colours blocks by how many of their operators the other model does not have.
+Two models are compared operator by operator. An operator of one is also in the other if a block with the same path runs
+the same operator with the same constants on parameters of the same sizes into results of the same sizes. -o draws the models side by side
+and colours blocks by the share of their operators that the other model lacks.
 
-The exit code is 0 whether they differ or not.")]
+The exit code is 0 whether or not they differ.")]
 pub struct Diff {
     /// The plan or model to compare with
     before: PathBuf,
@@ -40,13 +40,13 @@ pub struct Diff {
     /// Draw both in one picture: F.svg, or F.png or F.pdf (by rsvg-convert)
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// An input's shape of both models, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
+    /// Shape of an input of both models, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
     #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
     inputs: Vec<String>,
     /// How many levels of the models' blocks the picture opens
     #[arg(long, short, value_parser = clap::value_parser!(u32).range(1..))]
     depth: Option<u32>,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -76,12 +76,12 @@ impl Diff {
                 (serde_json::to_value(&answer), plans::text(&answer), Some(pictures), Arrangement::Below)
             }
             [false, false] => {
-                return Err(Failure::input("--input and --depth are for models, and these are plans"));
+                return Err(Failure::input("--input and --depth are for models, not for plans"));
             }
             [is_model, _] => {
                 let [model, plan] = if is_model { paths } else { [paths[1], paths[0]] };
                 return Err(Failure::input(format!(
-                    "{} is a model and {} is none: two plans or two models are compared",
+                    "{} is a model and {} is not: give two plans or two models",
                     model.display(),
                     plan.display()
                 ))
@@ -99,13 +99,13 @@ impl Diff {
     }
 }
 
-/// Says whether a file is a model: an archive, or IR text.
+/// Tells whether a file is a model: an archive, or IR text.
 fn is_model(path: &Path) -> Result<bool, Failure> {
     let bytes = files::read_start(path, 64)?;
     Ok(bytes.starts_with(b"PK") || bytes.trim_ascii_start().starts_with(b"graph("))
 }
 
-/// Names blocks by their first and last.
+/// Names a run of blocks by its first and last.
 fn run_of<'a>(mut blocks: impl ExactSizeIterator<Item = &'a str>) -> String {
     let n = blocks.len();
     let first = cell(blocks.next().unwrap_or_default());

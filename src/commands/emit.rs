@@ -1,4 +1,4 @@
-//! `model-analyze emit`: stage modules that run.
+//! `model-analyze emit`: writes stage modules that run.
 
 mod extras;
 mod write;
@@ -63,34 +63,34 @@ pub struct Emit {
     /// Refuse a cut that puts one parameter into two stages
     #[arg(long)]
     no_tied: bool,
-    /// How values travel that skip a stage
+    /// How values that skip a stage are transferred
     #[arg(long, value_enum, default_value_t)]
     skips: SkipsArgument,
     /// Launch files to write beside train.py
     #[arg(long, value_enum, value_delimiter = ',')]
     launch: Vec<Launch>,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
-/// What stages are written as: arguments of everything that writes them.
+/// Arguments of every command that writes stages.
 #[derive(Args)]
 pub struct FormArguments {
-    /// Take the weights from here instead of the trace: a .safetensors, what torch.save wrote of a state dict, the index of a
-    /// checkpoint in parts, or a folder of such files
+    /// Take the weights from here instead of the trace: a .safetensors, a state dict of torch.save, the index of a
+    /// sharded checkpoint, or a folder of such files
     #[arg(long, value_name = "CHECKPOINT")]
     pub weights: Option<PathBuf>,
-    /// Forms of the stages; each holds the weights once
+    /// Formats of the stages; each contains the weights
     #[arg(long, value_enum, value_delimiter = ',', default_value = "torchscript,python")]
     targets: Vec<Target>,
-    /// Let stages call the operators of this name space, too, which another library than torch registers; say it again for
-    /// more. Do that only for a file that you trust
+    /// Also let stages call the operators of this name space, which a library other than torch registers; may be given
+    /// several times. Only for a file that you trust
     #[arg(long, value_name = "NAMESPACE", value_parser = name_space)]
     pub allow_operators: Vec<String>,
 }
 
-/// A form of a stage.
+/// A format of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Target {
     /// Archives for torch.jit.load, libtorch and tch
@@ -99,13 +99,13 @@ enum Target {
     Python,
 }
 
-/// How skips travel.
+/// How values that skip a stage are transferred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum SkipsArgument {
-    /// Through the stages between; torch.distributed.pipelining needs this
+    /// Through the stages in between; torch.distributed.pipelining needs this
     #[default]
     Relay,
-    /// Straight to the stage that needs them
+    /// Directly to the stage that needs them
     Portal,
 }
 
@@ -130,34 +130,34 @@ impl Launch {
     }
 }
 
-/// Where a model is cut.
+/// The cuts of a model.
 pub enum CutAt {
-    /// Where a plan says.
+    /// Those of a plan.
     Plan(Box<Plan>),
     /// Before these blocks.
     Blocks(Vec<String>),
-    /// Into so many stages, with as many operators each.
+    /// Into this many stages, with equal numbers of operators.
     Even(usize),
 }
 
-/// What stages are asked for, whoever asks.
+/// A request for stages.
 pub struct EmitRequest {
-    /// Where the model is cut.
+    /// The cuts.
     pub cut: CutAt,
-    /// The checkpoint that weights are taken from, instead of the model's file.
+    /// The checkpoint to take weights from, instead of the model's file.
     pub weights: Option<PathBuf>,
-    /// Name spaces of operators that stages may call beside torch's.
+    /// Name spaces of operators that stages may call, in addition to torch's.
     pub operators: Vec<String>,
-    /// Forms of the stages.
+    /// Formats of the stages.
     pub targets: Targets,
-    /// How values travel that skip a stage, and what becomes of a parameter of two stages.
+    /// How values that skip a stage are transferred, and whether a parameter may be in two stages.
     pub options: CutOptions,
-    /// Launch files beside train.py.
+    /// Launch files to write next to train.py.
     pub launchers: Vec<Launcher>,
 }
 
 impl EmitRequest {
-    /// Asks for archives alone, which this process can run.
+    /// Requests only archives, which this process can run.
     pub fn archives(cut: CutAt, skips: Skips, weights: Option<&Path>) -> Self {
         Self {
             cut,
@@ -171,7 +171,7 @@ impl EmitRequest {
 }
 
 impl FormArguments {
-    /// Turns the arguments into what is asked for.
+    /// Turns the arguments into a request.
     pub fn request(&self, cut: CutAt) -> EmitRequest {
         let targets = Targets {
             torchscript: self.targets.contains(&Target::Torchscript),
@@ -271,8 +271,8 @@ impl Emit {
     }
 }
 
-/// Cuts a model into stages; nothing is written yet. `own` is what one device does, where the plan's devices share layers and
-/// that is known.
+/// Cuts a model into stages; nothing is written yet. `own` is one device's share, if the plan's devices share layers
+/// and it is already known.
 pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -> Result<Emitted, Failure> {
     model.require_archive()?;
     model.require_gradients()?;
@@ -288,14 +288,14 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
     };
     if plan.is_some_and(|plan| plan.inference.is_some()) {
         crate::failure::note(
-            "the plan is of the forward pass alone: it counts neither time nor memory of what train.py does",
+            "the plan is for inference: its time and memory are not those of train.py, which trains",
         );
     }
     let has_python = cut.targets.python;
     if has_python && cut.program.tensors.iter().any(is_channels_last) {
         crate::failure::note(
-            "weights of the trace are channels-last; Python stages, which train.py runs, hold them in the usual layout: \
-             equal up to rounding, which a comparison of training steps may amplify, but at other times than predicted",
+            "weights of the trace are channels-last; Python stages, which train.py runs, hold them contiguous: \
+             results are equal up to rounding, which training steps may amplify, but times differ from those predicted",
         );
     }
     let shards = cut.manifest.shards.unwrap_or(1) as usize;
@@ -316,7 +316,7 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
     Ok(Emitted { program, pipeline, files, manifest, sources })
 }
 
-/// Stages as they will be written, without what stands beside them.
+/// Stages as they will be written, without the files next to them.
 struct Stages {
     program: Program,
     assignment: Assignment,
@@ -328,8 +328,8 @@ struct Stages {
     sources: Sources,
 }
 
-/// Returns the texts of Python stages as a plan gives them, by their path, and what was proven of the program of each device; the
-/// digests are those of the folder that they are to be compared with.
+/// Returns the texts of a plan's Python stages by path, and the proof of each device's program; the digests are those
+/// of the folder to compare with.
 pub fn sources(
     model: &ModelFile,
     request: &EmitRequest,
@@ -359,7 +359,7 @@ pub fn sources(
 
 fn stages(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -> Result<Stages, Failure> {
     let (program, sources) = weighted(model, request.weights.as_deref())?;
-    // What weights are copied from is what the code was read from.
+    // Weights are copied from the file that the code was read from.
     model.opened().unless_changed(Ok(()))?;
     check_operators(&program, model.path(), &request.operators)?;
     let own = own.and_then(|own| Some((own, own.shared.as_ref()?)));
@@ -395,27 +395,26 @@ fn stages(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -> 
     Ok(Stages { program, assignment, pipeline, about, targets, files, manifest, sources })
 }
 
-/// Returns what one device does of a plan by which devices share layers; nothing where none do.
+/// Returns one device's share under a plan whose devices share layers; `None` if they do not.
 fn shared(model: &ModelFile, plan: &Plan) -> Result<Option<Workspace>, Failure> {
     match plan.sharing() {
         LayerSharing::Nothing => return Ok(None),
         LayerSharing::ByCuts(_) => {}
         LayerSharing::Estimated => {
-            return Err(Failure::no("the plan says that devices share layers and not how: it has no `cuts`")
+            return Err(Failure::no("the plan's devices share layers, but it has no `cuts`")
                 .with_hint("`model-analyze plan --tensor-parallel N` writes such plans"));
         }
         LayerSharing::Unequal => {
-            return Err(Failure::no(
-                "stages that are shared by different numbers of devices are not written yet",
-            ));
+            return Err(Failure::no("stages shared by different numbers of devices are not supported yet"));
         }
     }
     let whole = Workspace::build(model.clone(), Vec::new())?;
-    // Whatever micro-batches are planned, stages are verified with the trace's inputs, and what they exchange is said of those.
+    // Whatever micro-batches are planned, stages are verified with the trace's inputs, and their exchanges are those of
+    // these inputs.
     whole.shared_by(plan, &CostModels::default())
 }
 
-/// Returns the program with the places of its weights, and the files that they lie in.
+/// Returns the program with the positions of its weights, and the files that contain them.
 fn weighted<'m>(
     model: &'m ModelFile,
     checkpoint: Option<&Path>,
@@ -429,7 +428,7 @@ fn weighted<'m>(
     Ok((Cow::Owned(weighted.adopted.program), weighted.sources))
 }
 
-/// A model that was cut, and what will be written of it.
+/// A model that was cut, ready to be written.
 pub struct Emitted {
     program: Program,
     pipeline: Pipeline,
@@ -452,7 +451,7 @@ impl Emitted {
     pub fn write(&self, folder: &files::Folder) -> Result<u64, Failure> {
         let total: u64 = self.files.iter().map(|file| file.content.size()).sum();
         let progress = progress(total);
-        // A Python source knows the checksum of its weights, which are written before.
+        // A Python source contains the checksum of its weights, which are written first.
         let (mut texts, rest): (Vec<_>, Vec<_>) =
             self.files.iter().cloned().partition(|file| codegen::weights_of(&file.path).is_some());
         let mut filled = write::write(&rest, &self.sources, folder, &progress)?;
@@ -473,7 +472,7 @@ impl Emitted {
         let mut source = self.sources.open();
         let mut written = Written { folder, open: None, refused: None };
         let checked = codegen::check_written(&self.program, &copied, &mut source, &mut written);
-        // It is compared with the source, which may have become another meanwhile.
+        // The source may have been replaced since.
         self.sources.check_unchanged()?;
         if let Some(failure) = written.refused {
             return Err(failure);
@@ -484,7 +483,7 @@ impl Emitted {
 }
 
 impl Emitted {
-    /// Compares what was copied with the checksums of the archive, and says which weights are no numbers.
+    /// Compares copied bytes with the checksums of the archive, and reports weights that hold NaN or infinity.
     fn check_source(&self, filled: &BTreeMap<String, codegen::Filled>) -> Result<(), Failure> {
         let copied = || filled.values().flat_map(|file| &file.copied);
         let mut source = self.sources.open();
@@ -497,7 +496,7 @@ impl Emitted {
             };
             let file = self.sources.path_at(*position).display();
             let message = format!(
-                "{file}: `{tensor}` is damaged: its record {record} has another checksum than the archive says{more}"
+                "{file}: `{tensor}` is damaged: the checksum of its record {record} is not that of the archive{more}"
             );
             return Err(Failure::input(message)
                 .with_hint("copy the file again from where it came, or save the model again"));
@@ -516,17 +515,17 @@ impl Emitted {
     }
 }
 
-/// The files as they lie in the output folder, not yet under its name.
+/// The files in the output folder before it gets its name.
 struct Written<'f> {
     folder: &'f files::Folder,
     /// The file that was read last.
     open: Option<(String, Source)>,
-    /// Why a file that is there could not be opened: a limit of the system's, which says nothing about what was written.
+    /// Why an existing file could not be opened: a limit of the system, which proves no fault in the written file.
     refused: Option<Failure>,
 }
 
 impl Written<'_> {
-    /// Opens a file by a function that fails as the command does.
+    /// Opens a file by a function with the command's own errors.
     fn opened<T>(
         &mut self,
         file: &str,
@@ -561,10 +560,10 @@ impl codegen::Written for Written<'_> {
     }
 }
 
-/// Returns sizes and types of values: those that the trace carries, and what follows from them.
+/// Returns sizes and types of values: those in the trace, and those inferred from them.
 fn facts(program: &Program) -> Facts {
     let mut facts = codegen::facts(program);
-    // Stages need no shapes: where the graph cannot be built, the manifest leaves them out.
+    // Stages need no shapes: if the graph cannot be built, the manifest leaves them out.
     let Ok(graph) = graph::build(program, &graph::BuildOptions::default()) else { return facts };
     for (known, value) in facts.iter_mut().zip(&graph.values) {
         let graph::Fact::Tensor(tensor) = &value.fact else { continue };
@@ -578,7 +577,7 @@ fn facts(program: &Program) -> Facts {
 }
 
 fn progress(total: u64) -> indicatif::ProgressBar {
-    // Drawn on standard error, and only where somebody looks.
+    // Drawn on standard error, and only on a terminal.
     let bar = indicatif::ProgressBar::new(total);
     let style = indicatif::ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec}");
     bar.set_style(style.expect("the template is well formed"));
@@ -614,7 +613,7 @@ fn nearest(
     errors: &[CutError],
 ) -> Option<String> {
     codegen::nearest(program, assignment, names, options, errors)
-        .map(|blocks| format!("the nearest cut that can: --cut {}", blocks.join(",")))
+        .map(|blocks| format!("the nearest possible cut: --cut {}", blocks.join(",")))
 }
 
 fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {
@@ -631,10 +630,10 @@ fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {
                 "--allow-operators {space} lets stages call the operators of `{space}`, if you trust the file and have the library"
             )),
             CutError::Tied { .. } => {
-                Some("without --no-tied each stage gets a copy and train.py sums gradients".into())
+                Some("without --no-tied each stage gets a copy, and train.py sums their gradients".into())
             }
             CutError::Opaque { .. } => Some(
-                "no cut helps, each puts it into some stage: trace the part of the model before it, or write it without branches".into(),
+                "every cut puts it into some stage: trace only the part of the model before it, or write it without branches".into(),
             ),
             _ => None,
         })
@@ -645,7 +644,7 @@ fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {
     }
 }
 
-/// Refuses operators that stages may not call, and says which they will call that are not torch's.
+/// Refuses operators that stages may not call, and lists those outside torch that they will call.
 pub fn check_operators(program: &Program, model: &Path, allowed: &[String]) -> Result<(), Failure> {
     codegen::check_operators(program, allowed).map_err(|errors| cut_failure(&errors, None).in_file(model))?;
     let foreign: Vec<String> = codegen::foreign_operators(program).into_iter().collect();
@@ -660,7 +659,7 @@ pub fn check_operators(program: &Program, model: &Path, allowed: &[String]) -> R
     Ok(())
 }
 
-/// Tells whether a weight of images lies with its channels side by side.
+/// Tells whether a weight of images is stored channels-last.
 fn is_channels_last(tensor: &tracer::Tensor) -> bool {
     match (tensor.shape.as_slice(), tensor.strides.as_slice()) {
         ([_, channels, height, width], [_, step, _, pixel]) => {
@@ -670,17 +669,15 @@ fn is_channels_last(tensor: &tracer::Tensor) -> bool {
     }
 }
 
-/// Operators that a note names.
+/// The most operators that a note names.
 const SHOWN_OPERATORS: usize = 8;
 
-/// Reads the name of a name space of operators.
+/// Parses the name of a name space of operators.
 fn name_space(text: &str) -> Result<String, String> {
     let is_name = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     match text {
-        "aten" | "prim" | "torchvision" => {
-            Err("its operators are allowed by name, there is nothing to add".to_string())
-        }
+        "aten" | "prim" | "torchvision" => Err("its operators are allowed already".to_string()),
         _ if !is_name => Err("a name space is a name, as `fbgemm` in torch.ops.fbgemm".to_string()),
         _ => Ok(text.to_string()),
     }

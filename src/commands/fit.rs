@@ -1,4 +1,4 @@
-//! `model-analyze fit`: measured times become a cost model, with its errors on rows that it was not fitted to.
+//! `model-analyze fit`: fits a cost model to measured times, and reports its held-out errors.
 
 mod links;
 mod picture;
@@ -27,37 +27,37 @@ use crate::{
 #[command(after_help = "Examples:\n  \
     model-analyze fit profile.csv -o cost-model.yaml --plot fit.svg\n  \
     model-analyze fit times.csv --map map.yaml --train-rows 800 --split extrapolate\n\n\
-    Without --map the file must have our columns: kind, dtype, seconds, and those of its shapes (m, n, k · in_channels,\n\
-    out_channels, size, kernel · heads, seq, head_dim · rows, cols). A map says which column of another file is which;\n\
-    fixtures/maps/ has one for each kind of file, fixtures/maps/README.md describes them.\n\n\
-    The output of nccl-tests (all_reduce_perf -b 8 -e 512M -f 2 > reduce.txt) gives latency and bandwidth of a link:\n  \
+    Without --map the file must have these columns: kind, dtype, seconds, and those of its shapes (m, n, k · in_channels,\n\
+    out_channels, size, kernel · heads, seq, head_dim · rows, cols). A map assigns the columns of another file to these;\n\
+    fixtures/maps/ has one per kind of file; fixtures/maps/README.md describes them.\n\n\
+    The output of nccl-tests (all_reduce_perf -b 8 -e 512M -f 2 > reduce.txt) gives the latency and bandwidth of a link:\n  \
     model-analyze fit reduce.txt -o level.yaml       the level of a cluster file")]
 pub struct Fit {
-    /// Measured times: CSV, or what nccl-tests printed
+    /// Measured times: a CSV file, or the output of nccl-tests
     #[arg(required = true, value_name = "PROFILE")]
     profiles: Vec<PathBuf>,
-    /// How the file's columns become ours
+    /// Map from the file's columns to the standard ones
     #[arg(long, value_name = "MAP")]
     map: Option<PathBuf>,
-    /// Fit this many rows of each kind and test on the others; without it all rows are fitted and cross-validated
+    /// Fit this many rows of each kind and test on the others; without it, all rows are fitted and cross-validated
     #[arg(long, value_name = "N")]
     train_rows: Option<usize>,
     /// Which rows to test on
     #[arg(long, value_enum, default_value_t)]
     split: SplitName,
-    /// What times are a function of
+    /// Form of the fitted function
     #[arg(long, value_enum, default_value_t)]
     features: FeaturesName,
-    /// Decides which rows are fitted
+    /// Seed of the choice of rows to fit
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Only rows of this device; for rows that name none, the device they were measured on
+    /// Use only rows of this device; for rows without a device, the one they were measured on
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// Devices of your own, as in the catalogue
+    /// A file of further devices, in the format of the catalogue
     #[arg(long, value_name = "FILE")]
     devices: Option<PathBuf>,
-    /// How to print the errors
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
     /// Write the cost model, fitted to all rows
@@ -68,17 +68,17 @@ pub struct Fit {
     plot: Option<PathBuf>,
 }
 
-/// Which rows are held out.
+/// The held-out rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum SplitName {
     /// Any
     #[default]
     Random,
-    /// The largest three of ten; the others are fitted
+    /// The largest 30 %; the others are fitted
     Extrapolate,
 }
 
-/// What times are a function of.
+/// Form of the fitted function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum FeaturesName {
     /// Operations, bytes, tiles and waves, with a bounded polynomial on top
@@ -86,26 +86,26 @@ enum FeaturesName {
     Physical,
     /// A polynomial of the raw dimensions
     Raw,
-    /// Nothing is fitted: arithmetic or memory, whichever is longer
+    /// No fit: arithmetic or memory time, whichever is longer
     Roofline,
-    /// Nothing is fitted: what is predicted of a device without a profile
+    /// No fit: the prediction for a device without a profile
     DataSheet,
 }
 
-/// A group with its trial.
+/// A group and its trial.
 struct Tried {
     group: Group,
     trial: Trial,
     accuracy: Accuracy,
-    /// Fitted to all rows; only where these were cross-validated.
+    /// Fitted to all rows; `None` unless these were cross-validated.
     curve: Option<Curve>,
 }
 
-/// Rows by kind, what a call takes where a profile says, and whose measurements they are.
+/// Rows by kind, the call overhead if a profile has it, and the sources of the measurements.
 type Read = (Vec<Group>, Option<CallOverhead>, Vec<String>);
 
 impl Fit {
-    /// Fits and prints how good it is.
+    /// Fits and prints the errors.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         if let [first, ..] = self.profiles.as_slice()
             && schema::is_nccl_test(&files::read_text(first)?)
@@ -115,8 +115,10 @@ impl Fit {
         let mut own = self.devices.as_deref().map(read_devices).transpose()?.unwrap_or_default();
         let map = self.map.as_deref().map(read_map).transpose()?;
         if self.output.is_some() && self.features != FeaturesName::Physical {
-            return Err(Failure::input("a cost model has physical features, others are for comparison only")
-                .with_hint("leave out --features, or -o"));
+            return Err(Failure::input(
+                "a cost model needs physical features; the others are for comparison only",
+            )
+            .with_hint("leave out --features, or -o"));
         }
         let (groups, overhead, sources) = self.groups(map.as_ref(), &mut own)?;
         let tried = self.try_all(groups)?;
@@ -136,7 +138,7 @@ impl Fit {
         Ok(())
     }
 
-    /// Fits what nccl-tests printed.
+    /// Fits the output of nccl-tests.
     fn run_links(&self, output: &mut Output) -> Result<(), Failure> {
         let given = [
             (self.map.is_some(), "--map"),
@@ -169,7 +171,7 @@ impl Fit {
         }
     }
 
-    /// Reads all profiles and groups their rows; devices that nobody knows join the user's own, with figures of their rows.
+    /// Reads all profiles and groups their rows; unknown devices are added with figures estimated from their rows.
     fn groups(
         &self,
         map: Option<&ProfileMap>,
@@ -184,10 +186,16 @@ impl Fit {
             };
             let profile = read.map_err(|error| in_profile(path, &error, map.is_some()))?;
             if profile.is_cut_off {
-                note(&format!("{}: the last line has no end; it may be cut off", path.display()));
+                note(&format!(
+                    "{}: the last line has no line break; the file may be truncated",
+                    path.display()
+                ));
             }
             if let Some(how) = Pace::unsteady(&profile.paces) {
-                note(&format!("{}: the machine's pace changed meanwhile, {how}", path.display()));
+                note(&format!(
+                    "{}: the machine's speed changed during the measurement, {how}",
+                    path.display()
+                ));
             }
             whole.overhead = whole.overhead.or(profile.overhead);
             whole.threads = whole.threads.or(profile.threads);
@@ -202,8 +210,8 @@ impl Fit {
             whole.n_invalid += profile.n_invalid;
         }
         for (count, what) in [
-            (whole.n_missing, "cells have no time"),
-            (whole.n_invalid, "times are no positive numbers and were left out"),
+            (whole.n_missing, "cells are empty"),
+            (whole.n_invalid, "times are not positive numbers and were left out"),
         ] {
             if count > 0 {
                 note(&format!("{count} {what}"));
@@ -211,7 +219,7 @@ impl Fit {
         }
         if whole.rows.is_empty() {
             return Err(Failure::input(format!(
-                "no rows are left of {}: {} fail the map's `where`, {} have no time",
+                "none of {} rows is usable: {} fail the map's `where`, {} have no time",
                 self.profiles[0].display(),
                 whole.n_filtered,
                 whole.n_missing,
@@ -219,7 +227,7 @@ impl Fit {
         }
         if let Some(device) = &self.device {
             let mut nameless = whole.rows.iter_mut().filter(|row| row.device.is_empty()).peekable();
-            // A name that was typed may be mistyped.
+            // A typed name may be a typing error.
             if nameless.peek().is_some()
                 && let Err(error) = find_device(device, own)
                 && !error.similar.is_empty()
@@ -245,7 +253,7 @@ impl Fit {
                     groups.into_iter().partition(|group| group.device == wanted);
                 if kept.is_empty() {
                     return Err(Failure::input(format!("no row was measured on {wanted}"))
-                        .with_hint(format!("the rows are of {}", devices(&others).join(", "))));
+                        .with_hint(format!("the rows were measured on {}", devices(&others).join(", "))));
                 }
                 kept
             }
@@ -253,7 +261,7 @@ impl Fit {
         let devices = devices(&groups);
         if devices.len() > 1 && (self.train_rows.is_none() || self.output.is_some()) {
             return Err(Failure::input(format!(
-                "the rows are of {} devices, a cost model is of one: {}",
+                "the rows were measured on {} devices, a cost model describes one: {}",
                 devices.len(),
                 devices.join(", ")
             ))
@@ -262,7 +270,7 @@ impl Fit {
         Ok((groups, whole.overhead, whole.sources))
     }
 
-    /// Fits each group and tries it on rows it has not seen.
+    /// Fits each group and tests it on held-out rows.
     fn try_all(&self, groups: Vec<Group>) -> Result<Vec<Tried>, Failure> {
         let try_one = |group: &Group| match self.train_rows {
             Some(rows) => {
@@ -296,13 +304,12 @@ impl Fit {
             }
         }
         let needed = if self.train_rows.is_some() { MIN_ROWS * 3 / 2 } else { MIN_ROWS };
-        let message = || {
-            format!("too few rows to fit, at least {needed} are needed of each kind: {}", lacking.join(", "))
-        };
+        let message =
+            || format!("too few rows to fit, each kind needs at least {needed}: {}", lacking.join(", "));
         if tried.is_empty() {
             return Err(Failure::input(message())
                 .in_file(&self.profiles[0])
-                .with_hint("measure more shapes, or fit more with --train-rows"));
+                .with_hint("measure more shapes, or raise --train-rows"));
         }
         if !lacking.is_empty() {
             note(&message());
@@ -366,7 +373,7 @@ impl Fit {
         let outliers: usize = tried.iter().map(|one| one.trial.n_outliers).sum();
         let lines = table(&rows, " ", |column| column >= 4);
         format!(
-            "{} features, {}; errors are of rows that were not fitted\n{lines}{duplicates} repeated measurements, {outliers} outliers with little weight\n",
+            "{} features, {}; errors are held-out\n{lines}{duplicates} repeated measurements, {outliers} outliers with little weight\n",
             self.features_name(),
             self.split_name().replace('_', " "),
         )
@@ -418,16 +425,16 @@ impl Fit {
     }
 }
 
-/// Says what a device that nobody knows is taken for.
+/// Reports the estimated figures of an unknown device.
 fn note_measured(name: &str, figures: &DeviceType, similar: &[String]) {
     let peak = figures.peak.iter().map(|(dtype, rate)| format!("{dtype} at {:.3} TFLOP/s", rate.0 / 1e12));
     let rates = peak.chain([format!("memory at {:.1} GB/s", figures.memory_bandwidth.0 / 1e9)]);
     let meant = match similar.first() {
-        Some(near) => format!(" If {near} is meant, give the rows that name."),
+        Some(near) => format!(" If {near} is meant, use that name in the rows."),
         None => String::new(),
     };
     note(&format!(
-        "`{name}` is not in the catalogue; its figures are what its rows reach: {}; --devices FILE gives others.{meant}",
+        "`{name}` is not in the catalogue; its figures are the highest rates of its rows: {}; --devices FILE sets others.{meant}",
         rates.collect::<Vec<_>>().join(", "),
     ));
 }
@@ -478,7 +485,7 @@ fn read_map(path: &Path) -> Result<ProfileMap, Failure> {
         let failure = Failure::input(format!("{}: {error}", path.display()));
         match error {
             ProfileMapError::UnknownColumn { similar: Some(similar), .. } => {
-                failure.with_hint(format!("perhaps `{similar}` is meant"))
+                failure.with_hint(format!("did you mean `{similar}`?"))
             }
             ProfileMapError::UnknownColumn { .. } => {
                 failure.with_hint(format!("columns of a profile are {}", schema::COLUMNS.join(", ")))
@@ -505,7 +512,7 @@ fn in_profile(path: &Path, error: &ProfileCsvError, has_map: bool) -> Failure {
 fn unknown_device(error: &UnknownDevice) -> Failure {
     let hint = match error.similar.as_slice() {
         [] => "describe it in a file: --devices FILE".to_string(),
-        similar => format!("perhaps {}; or describe it in a file: --devices FILE", similar.join(" or ")),
+        similar => format!("did you mean {}? Or describe it in a file: --devices FILE", similar.join(" or ")),
     };
     Failure::input(error).with_hint(hint)
 }

@@ -1,7 +1,7 @@
 //! `model-analyze graph`: a picture of the model.
 //!
-//! The file's ending says what is written. Nothing but the default renderer of this crate is needed; Graphviz is run
-//! only when asked for, and never for long.
+//! The file's ending decides the format. The built-in renderer suffices; Graphviz runs only on request, with a time
+//! limit.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ mod converted;
 mod graphviz;
 mod program;
 
-/// What is said while it works.
+/// Shown while it works.
 pub const WORKING: &str = "drawing the model";
 
 /// Arguments of `graph`.
@@ -33,18 +33,18 @@ Examples:
   model-analyze graph resnet50.pt -o resnet50.png
   model-analyze graph resnet50.pt -o resnet50.json        then: model-explorer resnet50.json
 
-Without --depth the deepest level with at most 150 boxes is drawn. Equal blocks in a row are drawn once, with their number.
-Norms and other small blocks are closed, the arithmetic of masks and positions is one box, and so are reshapes and copies in
-a row, except at the deepest level. Without -o the picture goes to standard output.")]
+Without --depth the deepest level with at most 150 boxes is drawn. Consecutive equal blocks are drawn once, with their number.
+Norms and other small blocks stay closed; the arithmetic of masks and positions is one box, and so are consecutive reshapes
+and copies, except at the deepest level. Without -o the picture goes to standard output.")]
 pub struct Graph {
     /// A traced model: an archive of torch.jit.save, or IR text
     model: PathBuf,
 
-    /// Where to write: F.svg, F.png or F.pdf (by rsvg-convert), F.dot, or F.json for Model Explorer
+    /// File to write: F.svg, F.png or F.pdf (by rsvg-convert), F.dot, or F.json for Model Explorer
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// What to write, where the file's name does not say it
+    /// Format, if the file's name does not tell it
     #[arg(long, value_enum)]
     format: Option<Kind>,
 
@@ -52,7 +52,7 @@ pub struct Graph {
     #[arg(long, short, value_parser = clap::value_parser!(u32).range(1..))]
     depth: Option<u32>,
 
-    /// What colours mean (default: stage with --plan, else family)
+    /// Meaning of the colours (default: stage with --plan, else family)
     #[arg(long, value_enum)]
     color: Option<ColorBy>,
 
@@ -60,33 +60,34 @@ pub struct Graph {
     #[arg(long, value_name = "PLAN")]
     plan: Option<PathBuf>,
 
-    /// Where the outputs are, seen from the inputs
+    /// Side of the outputs, seen from the inputs
     #[arg(long, value_enum, default_value_t, ignore_case = true)]
     direction: Towards,
 
-    /// Who lays the picture out
+    /// Program that lays the picture out
     #[arg(long, value_enum, default_value_t)]
     renderer: Renderer,
 
-    /// What an IR text leaves out, the sizes of parameters: a state dict (.pt, .safetensors), an archive, or JSON {"path": [sizes]}
+    /// Sizes of parameters, which an IR text lacks: a state dict (.pt, .safetensors), an archive, or JSON {"path":
+    /// [sizes]}
     #[arg(long, value_name = "FILE")]
     parameters: Option<PathBuf>,
 
-    /// An input's shape, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
+    /// Shape of an input, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
     #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
     inputs: Vec<String>,
 }
 
-/// What is written.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
     /// A picture
     Svg,
-    /// A picture in pixels, two for each of the SVG's; rsvg-convert makes it
+    /// A picture in pixels, two per unit of the SVG; made by rsvg-convert
     Png,
-    /// A picture to print; rsvg-convert makes it
+    /// A picture to print; made by rsvg-convert
     Pdf,
-    /// Graphviz' language
+    /// Graphviz's language
     Dot,
     /// Operators and the values between them, as JSON (.adjacency.json)
     Adjacency,
@@ -96,22 +97,22 @@ enum Kind {
     ExplorerCosts,
 }
 
-/// What colours mean.
+/// The meaning of colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ColorBy {
-    /// What a box does
+    /// Kind of operation
     Family,
     /// FLOPs of the forward pass
     Cost,
-    /// Memory that autograd keeps for the backward pass
+    /// Activations that autograd saves for the backward pass
     Memory,
     /// The plan's stages
     Stage,
-    /// Nothing
+    /// No meaning
     None,
 }
 
-/// Which way tensors flow.
+/// The direction of the graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Towards {
     /// From top to bottom
@@ -123,7 +124,7 @@ enum Towards {
     Right,
 }
 
-/// Who lays the picture out.
+/// The program that lays the picture out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Renderer {
     /// This program
@@ -133,7 +134,7 @@ enum Renderer {
     Dot,
 }
 
-/// What is drawn, and how.
+/// A request for a picture.
 #[derive(Clone, Copy, Debug)]
 pub struct GraphRequest {
     kind: Kind,
@@ -144,7 +145,7 @@ pub struct GraphRequest {
 }
 
 impl GraphRequest {
-    /// Asks for a picture of the stages.
+    /// Requests a picture of the stages.
     pub fn of_stages() -> Self {
         Self {
             kind: Kind::Svg,
@@ -197,7 +198,7 @@ impl Graph {
         }
     }
 
-    /// Decides what is written, from the option or from the file's name.
+    /// Decides the format, from the option or from the file's name.
     fn kind(&self) -> Result<Kind, Failure> {
         let name = self.output.as_deref().filter(|path| path.as_os_str() != "-");
         if let Some(kind) = self.format {
@@ -216,8 +217,8 @@ impl Graph {
             }
             "json" => Ok(Kind::Explorer),
             "html" | "htm" => Err(Failure::input("`graph` writes no HTML")
-                .with_hint("a page with the model, its plan and its timeline is what `model-analyze report` is for; write an .svg here")),
-            "" => Err(Failure::input(format!("{} does not say what to write", path.display()))
+                .with_hint("`model-analyze report` writes a page with the model, its plan and its timeline; write an .svg here")),
+            "" => Err(Failure::input(format!("{} does not tell the format", path.display()))
                 .with_hint("end it with .svg, .png, .pdf, .dot or .json, or give --format")),
             other => Err(Failure::input(format!("cannot write a .{other} file"))
                 .with_hint("end it with .svg, .png, .pdf, .dot or .json, or give --format")),
@@ -226,7 +227,7 @@ impl Graph {
 
     fn color(&self) -> Result<ColorBy, Failure> {
         match (self.color, &self.plan) {
-            (Some(ColorBy::Stage), None) => Err(Failure::input("there are no stages to colour by")
+            (Some(ColorBy::Stage), None) => Err(Failure::input("there are no stages to colour")
                 .with_hint("name the plan with --plan plan.yaml")),
             (Some(color), _) => Ok(color),
             (None, Some(_)) => Ok(ColorBy::Stage),
@@ -235,13 +236,13 @@ impl Graph {
     }
 }
 
-/// Tells what could not be followed exactly.
+/// Prints notes about shapes that could not be inferred exactly.
 pub fn tell_notes(workspace: &Workspace) {
     let notes = crate::failure::shown_notes(model::notes(workspace.program()).collect());
     notes.iter().for_each(crate::failure::note);
 }
 
-/// Draws a model, with the stages of its operators where there are any.
+/// Draws a model, with the stages of its operators if there are any.
 pub fn graph(
     workspace: &Workspace,
     stages: Option<&[Option<u32>]>,
@@ -267,7 +268,7 @@ pub fn graph(
         Kind::ExplorerCosts => match viz::explorer_costs(&diagram) {
             Some(costs) => Ok(format!("{costs}\n")),
             None => Err(Failure::input("there are no costs to write")
-                .with_hint("say which with --color cost or --color memory")),
+                .with_hint("choose --color cost or --color memory")),
         },
         Kind::Svg | Kind::Png | Kind::Pdf | Kind::Dot => picture(workspace, &diagram, request),
     }
@@ -295,7 +296,7 @@ fn picture(workspace: &Workspace, diagram: &Diagram, request: &GraphRequest) -> 
         match workspace.costs.total() {
             total if total.uncounted == 0 => Flops(total.forward_flops).to_string(),
             total if total.forward_flops == 0 => "an unknown number of FLOP".to_string(),
-            total => format!("{} and more that is not known", Flops(total.forward_flops)),
+            total => format!("{} plus an unknown number", Flops(total.forward_flops)),
         },
         format!("{} operators", workspace.graph.operators.len()),
     ];
@@ -313,7 +314,7 @@ fn picture(workspace: &Workspace, diagram: &Diagram, request: &GraphRequest) -> 
     Ok(viz::draw(&view, &scene, &caption, color))
 }
 
-/// Draws a model coloured by amounts of its operators: their name, one for each, and how they are written.
+/// Draws a model coloured by amounts: their name, one per operator, and their format.
 pub(super) fn coloured(
     workspace: &Workspace,
     (name, values, show): (&str, &[f64], &dyn Fn(f64) -> String),
@@ -328,16 +329,16 @@ pub(super) fn coloured(
     picture(workspace, &diagram, &request)
 }
 
-/// Checks that the name says what picture is written, before any work is done.
+/// Checks the picture's format by its name, before any work is done.
 pub(super) fn check_picture(path: &Path) -> Result<(), Failure> {
     match path.extension().and_then(|ending| ending.to_str()) {
         Some("svg" | "png" | "pdf") => Ok(()),
-        _ => Err(Failure::input(format!("{}: a picture is an .svg, a .png or a .pdf", path.display()))
+        _ => Err(Failure::input(format!("{}: the picture must be an .svg, .png or .pdf", path.display()))
             .with_hint("end it with .svg, .png or .pdf")),
     }
 }
 
-/// Writes a picture as the name says.
+/// Writes a picture in the format of its name.
 pub(super) fn write_picture(path: &Path, svg: String) -> Result<(), Failure> {
     match path.extension().and_then(|ending| ending.to_str()) {
         Some(ending @ ("png" | "pdf")) => files::write(path, &converted::convert(&svg, ending)?),
@@ -347,7 +348,7 @@ pub(super) fn write_picture(path: &Path, svg: String) -> Result<(), Failure> {
 
 type ShowNumber = fn(f64) -> String;
 
-/// Returns what the boxes' amounts are, one for each operator, and how they are written.
+/// Returns the name of the boxes' amounts, one amount per operator, and their format.
 fn amounts(
     graph: &ModelGraph,
     costs: &OperatorCosts,
@@ -360,9 +361,9 @@ fn amounts(
         ColorBy::Cost => {
             Some(("forward FLOPs", each(|cost| cost.forward_flops), |n| Flops(n as u64).to_string()))
         }
-        ColorBy::Memory => Some(("memory kept for the backward pass", each(|cost| cost.saved_bytes), |n| {
-            Bytes(n as u64).to_string()
-        })),
+        ColorBy::Memory => {
+            Some(("saved activations", each(|cost| cost.saved_bytes), |n| Bytes(n as u64).to_string()))
+        }
         ColorBy::Family | ColorBy::Stage | ColorBy::None => None,
     }
 }

@@ -1,4 +1,4 @@
-//! `model-analyze inspect`: what the model is made of, as a table of blocks.
+//! `model-analyze inspect`: the model as a table of blocks.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ use memory::MemoryArguments;
 
 mod memory;
 
-/// Rows that a table without `--depth` may have.
+/// The most rows of a table without `--depth`.
 const COMFORTABLE_ROWS: usize = 40;
 /// Paths listed for an unknown operator.
 const LISTED_PATHS: usize = 8;
@@ -41,23 +41,24 @@ Examples:
   model-analyze inspect resnet50.pt --input 32x3x224x224 --memory --device a100
   model-analyze inspect llama.pt --input 4x2048:int64 --memory --devices 8xh100 --sharding zero3
 
-Shapes that travel inside the archive are used unless --input gives others.
+The shapes in the archive are used unless --input sets others.
 FLOPs are those of the forward pass as torch.utils.flop_counter counts them: products, convolutions and
-attention, one multiply-add as two. Memory is what autograd keeps for the backward pass. Both count a tied
+attention, one multiply-add as two. Memory is that of saved activations. Both count a tied
 parameter and a shared activation once.")]
 pub struct Inspect {
     /// A traced model: an archive of torch.jit.save, or IR text
     model: PathBuf,
 
-    /// What an IR text leaves out, the sizes of parameters: a state dict (.pt, .safetensors), an archive, or JSON {"path": [sizes]}
+    /// Sizes of parameters, which an IR text lacks: a state dict (.pt, .safetensors), an archive, or JSON {"path":
+    /// [sizes]}
     #[arg(long, value_name = "FILE")]
     parameters: Option<PathBuf>,
 
-    /// An input's shape, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
+    /// Shape of an input, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
     #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
     inputs: Vec<String>,
 
-    /// How deep to go in the tree of blocks; 0 is the whole model (default: what fits a screen; all for json)
+    /// Depth in the tree of blocks; 0 is the whole model (default: what fits a screen; all for json)
     #[arg(long, short)]
     depth: Option<u32>,
 
@@ -65,7 +66,7 @@ pub struct Inspect {
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
-    /// Predict times by what `fit -o` wrote
+    /// Predict times with a cost model of `fit -o`
     #[arg(long = "cost-model", value_name = "FILE")]
     cost_models: Vec<PathBuf>,
 
@@ -75,12 +76,12 @@ pub struct Inspect {
     #[command(flatten, next_help_heading = "Memory of a training step")]
     memory: MemoryArguments,
 
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
-/// What operators take, and whose times these are.
+/// Predicted times, and their source.
 struct Timed {
     model: CostModel,
     costs: Costs,
@@ -107,7 +108,7 @@ impl Inspect {
                     .map_err(|error| Failure::input(format!("cannot write the report: {error}")))?;
                 output.json(&json)
             }
-            // The text picks its own rows of all blocks.
+            // The text chooses its own rows from all blocks.
             Format::Text => {
                 let mut text = text(&model.graph, &report(&model, None, timed.as_ref()), self.depth);
                 text.extend(memory.as_ref().map(memory::text));
@@ -189,7 +190,7 @@ fn notes(model: &Workspace, total: &graph::OperatorCost) -> Vec<String> {
             more => format!(" and {more} more"),
         };
         notes.push(format!(
-            "the text does not say the sizes of {}{more}, and nothing determines them; --parameters may name a state dict that does",
+            "the text lacks the sizes of {}{more}, and they cannot be inferred; --parameters can name a state dict with them",
             named.join(", ")
         ));
     }
@@ -207,14 +208,14 @@ fn lost_note(graph: &ModelGraph, lost: &LostSizes) -> String {
     let first = place(&graph.block(graph.operator(lost.operators[0]).block).path);
     let what = format!("{} ×{}", lost.name, lost.operators.len());
     let fault = if lost.by_values {
-        format!("sizes behind {what} depend on the values that run through")
+        format!("sizes after {what} depend on the values of tensors")
     } else {
-        format!("the trace does not say the sizes behind {what}")
+        format!("the trace lacks the sizes after {what}")
     };
-    format!("{fault} (first in {first}); `model-analyze trace` records those of its example")
+    format!("{fault} (first in {first}); `model-analyze trace` records those of its example inputs")
 }
 
-/// Tells which blocks read a parameter of unknown size.
+/// Returns which blocks read a parameter of unknown size.
 fn unsized_blocks(graph: &ModelGraph) -> Vec<bool> {
     let mut result = vec![false; graph.blocks.len()];
     let parameters = graph.tensors.iter().filter(|t| !t.has_shape && t.role == graph::Role::Parameter);
@@ -228,7 +229,7 @@ fn unsized_blocks(graph: &ModelGraph) -> Vec<bool> {
     result
 }
 
-/// A number of operations, where all of them could be counted.
+/// A number of operations, if all of them could be counted.
 fn counted(cost: &graph::OperatorCost, flops: u64) -> Option<u64> {
     (cost.uncounted == 0).then_some(flops)
 }
@@ -349,7 +350,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
         number.map_or("an unknown number of FLOP".to_string(), |n| Flops(n).to_string())
     };
     text.push_str(&format!(
-        "\n{}, {} forward, {} backward, {} kept for the backward pass, {} operators\n",
+        "\n{}, {} forward, {} backward, {} of saved activations, {} operators\n",
         parameters.map_or("an unknown number of parameters".to_string(), |(number, bytes)| format!(
             "{} parameters ({})",
             grouped(number),
@@ -375,7 +376,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
     }
     for unknown in &report.unknown {
         let paths: Vec<&str> = unknown.paths.iter().map(|path| place(path)).collect();
-        let known = if unknown.is_recorded { "its shapes are recorded" } else { "its shapes are not known" };
+        let known = if unknown.is_recorded { "its shapes are recorded" } else { "its shapes are unknown" };
         text.push_str(&format!(
             "unknown operator {} ×{} in {}; {known}\n",
             unknown.name,
@@ -389,7 +390,7 @@ fn text(graph: &ModelGraph, report: &InspectReport, depth: Option<u32>) -> Strin
     text
 }
 
-/// Sums the memory of a run of equal siblings, where it is known; the first may keep what the others share.
+/// Sums the memory of a run of equal siblings, if known; the first may save tensors that the others share.
 fn sum_memory(report: &InspectReport, graph: &ModelGraph, line: &Line) -> Option<u64> {
     let first = &graph.blocks[line.block];
     let Some(parent) = first.parent.filter(|_| line.times > 1) else {
@@ -410,7 +411,8 @@ fn comfortable_depth(graph: &ModelGraph) -> u32 {
         .unwrap_or(0)
 }
 
-/// Lays the tree out as lines, parents before children; a run of equal siblings is one line with the first opened.
+/// Lays the tree out as lines, parents before children; a run of equal siblings is one line, with the first one
+/// expanded.
 fn lines(graph: &ModelGraph, depth: u32) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut stack = vec![Line { block: 0, indent: 0, times: 1, last: None }];

@@ -26,7 +26,7 @@ pub mod whole;
 
 pub use plan::costs::Times;
 
-/// What commands compute with libtorch, in the program that is linked to it.
+/// Functions that compute with libtorch, given by the program that is linked to it.
 pub struct Libtorch {
     /// Measures operators or blocks.
     pub profile: profile::Measure,
@@ -49,7 +49,7 @@ pub enum Command {
     Graph(graph::Graph),
     /// Measure operators, or a model's blocks, on this machine
     Profile(profile::Profile),
-    /// Fit a cost model to measured times, and say how good it is
+    /// Fit a cost model to measured times, and report its errors
     Fit(Box<fit::Fit>),
     /// Find the best stages for a model on a cluster, and say why
     Plan(Box<plan::Plan>),
@@ -57,17 +57,17 @@ pub enum Command {
     Compare(Box<compare::Compare>),
     /// Simulate a training step: time, memory, and where both go
     Simulate(Box<simulate::Simulate>),
-    /// Compare two plans: what moves, and what that comes to
+    /// Compare two plans or models: what moves, and the effect
     Diff(diff::Diff),
     /// Write a cut model as stage modules that run
     Emit(emit::Emit),
     /// Compare the stages with the whole model: outputs, gradients, losses
     Verify(verify::Verify),
-    /// Run the stages as a pipeline on this machine, measured beside predicted
+    /// Run the stages as a pipeline on this machine, and compare measured with predicted times
     Run(run::Run),
-    /// Write a model, its plan and its timeline as one page to look at
+    /// Write a model, its plan and its timeline as one HTML page
     Report(report::Report),
-    /// List the devices that are known: memory, peaks, links, sources
+    /// List the known devices: memory, peaks, links, sources
     Devices(devices::Devices),
     /// Print the JSON Schema of a file or an answer
     Schema(schema::Schema),
@@ -75,7 +75,7 @@ pub enum Command {
     Completions(completions::Completions),
     /// Print the manual page
     Man(man::Man),
-    /// Print the script that `trace` runs, which the Python package runs as well
+    /// Print the script that `trace` runs, which the Python package also runs
     #[command(hide = true)]
     TraceScript,
 }
@@ -110,10 +110,10 @@ impl Command {
         }
     }
 
-    /// Returns what to say while the command works; those with a bar of their own say more.
+    /// Returns the text shown while the command works; commands with a progress bar of their own show more.
     fn message(&self) -> Option<&'static str> {
         match self {
-            Command::Split(_) | Command::Plan(_) => Some("looking for the best stages"),
+            Command::Split(_) | Command::Plan(_) => Some("searching the best stages"),
             Command::Inspect(_) => Some("reading the model"),
             Command::Graph(_) => Some(graph::WORKING),
             Command::Fit(_) => Some("fitting curves"),

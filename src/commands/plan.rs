@@ -1,7 +1,7 @@
 //! `model-analyze plan`: the best stages for a model on a cluster, why, and how far from optimal they can be.
 
 mod alone;
-// Two units are other planners' alone.
+// Two units belong to other planners only.
 #[cfg_attr(not(feature = "peers"), allow(dead_code))]
 mod answer;
 mod applies;

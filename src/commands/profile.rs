@@ -1,4 +1,4 @@
-//! `model-analyze profile`: how long operators, blocks and whole models take on this machine.
+//! `model-analyze profile`: times of operators, blocks and whole models on this machine.
 
 use std::path::PathBuf;
 
@@ -20,10 +20,10 @@ use crate::{
   model-analyze profile --sweep --device cuda:0 -o sweep.csv
   model-analyze profile --model model.pt --depth 2 -o blocks.csv
 
---suite measures operators of random sizes: forward, input gradient and weight gradient apart. It stops after --minutes
-at any operator; the same command again goes on where the file ends, also after a crash. `fit` reads the file.
+--suite measures operators of random sizes: forward, input gradient and weight gradient apart. It stops after --minutes,
+at any operator; the same command continues where the file ends, even after a crash. `fit` reads the file.
 --sweep measures convolutions of 32, 64 and 128 channels by kernels of 3, 5 and 7 on images of 256 x 256, in each type;
-the first call of each, which is slower, stands apart (first_seconds). `fit --plot` draws the grid.
+the first call of each, which is slower, has a column of its own (first_seconds). `fit --plot` draws the grid.
 --model measures each block of a traced model in place, and the whole model.
 Needs a build with libtorch: cargo build --release --features torch")]
 pub struct Profile {
@@ -39,7 +39,7 @@ pub struct Profile {
     /// Measure the blocks of this traced model (.pt), and the whole model
     #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
-    /// The checkpoint of its weights, where it was traced without them
+    /// The checkpoint of its weights, if it was traced without them
     #[arg(long, value_name = "CHECKPOINT", requires = "model")]
     pub weights: Option<PathBuf>,
     /// Device to measure: cpu, cuda, cuda:1
@@ -48,27 +48,27 @@ pub struct Profile {
     /// The profile (.csv)
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// How long to measure
+    /// Time limit of the measurement
     #[arg(long, default_value = "5", value_parser = minutes)]
     pub minutes: f64,
-    /// Data types [default: float32; on CUDA those that the card's tensor cores take as well]
+    /// Data types [default: float32; on CUDA also those of the card's tensor cores]
     #[arg(long, value_delimiter = ',', value_name = "TYPE,…", conflicts_with = "model",
         value_parser = |name: &str| DType::find(name).map_err(|error| format!("{error}; known are {}", error.known.join(", "))))]
     pub dtype: Vec<DType>,
-    /// Kinds of operators [default: all; those of channels-last tensors on CUDA alone]
+    /// Kinds of operators [default: all; those of channels-last tensors only on CUDA]
     #[arg(long, value_delimiter = ',', value_name = "KIND,…", conflicts_with = "model",
         value_parser = PossibleValuesParser::new(Kind::all().map(Kind::name)), hide_possible_values = true)]
     pub kinds: Vec<String>,
     /// Seed of the sampling plan and of a model's inputs
     #[arg(long, default_value_t = 0)]
     pub seed: u32,
-    /// Threads of the CPU [default: as many as libtorch chooses]
+    /// Threads of the CPU [default: libtorch's choice]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub threads: Option<u32>,
-    /// How far down blocks are taken, with --model
+    /// Depth of the measured blocks, with --model
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "suite")]
     pub depth: u32,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
@@ -82,7 +82,7 @@ fn minutes(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Measures what the arguments ask for.
+/// Measures the requested operators or blocks.
 pub type Measure = fn(&Profile) -> Result<Answer, Failure>;
 
 impl Profile {
@@ -99,7 +99,7 @@ impl Profile {
     }
 }
 
-/// What is printed at the end.
+/// The printed answer.
 pub struct Answer {
     /// For people.
     pub text: String,

@@ -15,7 +15,7 @@ use crate::{
 mod times;
 mod what_if;
 
-/// What is said while it works.
+/// Shown while it works.
 pub const WORKING: &str = "writing the page";
 
 /// Arguments of `report`.
@@ -26,8 +26,8 @@ Examples:
   model-analyze report resnet50.pt plan.yaml -o report.html
   model-analyze report resnet50.pt plan.yaml --measured out/timeline.json -o report.html
 
-The page is one file and fetches nothing: mail it, or open it from a disk. It shows the model as a graph that opens and
-closes; with a plan also its stages, memory, the simulated step and what other schedules would do.")]
+The page is one file and loads nothing else: mail it, or open it from a disk. It shows the model as a graph that expands and
+collapses; with a plan also its stages, memory, the simulated step and other schedules.")]
 pub struct Report {
     /// A traced model: an archive of torch.jit.save, or IR text
     model: PathBuf,
@@ -43,16 +43,16 @@ pub struct Report {
     #[arg(long, value_name = "TIMELINE.json", requires = "plan")]
     measured: Option<PathBuf>,
 
-    /// An input's shape, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
+    /// Shape of an input, in the order of `forward` or by name: [NAME=]SHAPE[:DTYPE]
     #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
     inputs: Vec<String>,
 
-    /// Times of a device type, as given to `plan`
+    /// Cost model of a device type, as given to `plan`
     #[arg(long = "cost-model", value_name = "FILE", requires = "plan")]
     cost_models: Vec<PathBuf>,
 }
 
-/// A plan with everything a page says about it.
+/// A plan and all answers about it on a page.
 pub struct PlannedPage {
     plan: Plan,
     stages: Vec<Option<u32>>,
@@ -89,7 +89,7 @@ impl Report {
 }
 
 impl PlannedPage {
-    /// Gathers what a page says about a plan: the stages of operators, the simulated step, and other circumstances.
+    /// Collects a page's answers about a plan: the stages of operators, the simulated step, and the what-if grid.
     pub fn new(
         plan: Plan,
         stages: Vec<Option<u32>>,
@@ -106,7 +106,7 @@ impl PlannedPage {
     }
 }
 
-/// Writes a page: of a model alone, or with its plan.
+/// Writes a page: of a model only, or with its plan.
 pub fn report(workspace: &Workspace, planned: Option<&PlannedPage>, measured: Option<&Timeline>) -> String {
     viz::report::html(&viz::report::Report {
         graph: &workspace.graph,
@@ -135,8 +135,7 @@ fn read_timeline(path: &Path) -> Result<Timeline, Failure> {
     let name = path.display();
     let text = files::read_text(path)?;
     let timeline: Timeline = serde_json::from_str(&text).map_err(|error| {
-        Failure::json(&name.to_string(), &text, &error)
-            .with_hint("a timeline is what `model-analyze run` writes")
+        Failure::json(&name.to_string(), &text, &error).with_hint("`model-analyze run` writes timelines")
     })?;
     if timeline.kind != "timeline" {
         let kind: String = timeline.kind.chars().take(40).collect();
@@ -144,7 +143,7 @@ fn read_timeline(path: &Path) -> Result<Timeline, Failure> {
     }
     if timeline.version > TIMELINE_VERSION {
         return Err(Failure::input(format!(
-            "{name}: timeline version {} is newer than {TIMELINE_VERSION}, the newest known",
+            "{name}: timeline version {} is newer than the supported {TIMELINE_VERSION}",
             timeline.version
         )));
     }
@@ -166,7 +165,7 @@ fn read_timeline(path: &Path) -> Result<Timeline, Failure> {
     Ok(timeline)
 }
 
-/// Returns the command line as a shell would take it.
+/// Returns the command line with a shell's quoting.
 fn command_line() -> String {
     let mut words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     let program = words.next().map_or_else(String::new, |program| {

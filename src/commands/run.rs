@@ -1,4 +1,5 @@
-//! `model-analyze run`: the stages as a pipeline on the devices of this machine, measured beside predicted.
+//! `model-analyze run`: runs the stages as a pipeline on this machine's devices, and compares measured with predicted
+//! times.
 
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
@@ -28,13 +29,13 @@ use crate::{
   model-analyze run out/ --device cuda:0 --device cuda:1 --schedule 1f1b --micro-batches 8
   model-analyze run out/ --backend null --timeline measured.json
 
-Trains on random inputs, one thread a device, in exactly the order that `simulate` times. The backend `torch` needs a
-build with libtorch (cargo build --release --features torch); `null` sleeps as long as the plan says each
-operation takes, which shows the schedule without a model.")]
+Trains on random inputs, one thread per device, in exactly the order that `simulate` times. The backend `torch` needs a
+build with libtorch (cargo build --release --features torch); `null` sleeps for the plan's time of each
+operation, which shows the schedule without a model.")]
 pub struct Run {
     /// The folder that `emit` or `split` wrote
     folder: PathBuf,
-    /// The whole model, for the range of its inputs (default: where the stages were cut from)
+    /// The whole model, for the range of its inputs (default: the file that the stages were cut from)
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
     /// Devices: cpu, cuda:0, …; stages take them in turn [default: cpu]
@@ -43,43 +44,43 @@ pub struct Run {
     /// Schedule [default: the plan's, else 1f1b]
     #[arg(long)]
     schedule: Option<String>,
-    /// Micro-batches in a step [default: the plan's, else two for each stage]
+    /// Micro-batches per step [default: the plan's, else two per stage]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     micro_batches: Option<u32>,
-    /// Steps to time, after one to warm up
+    /// Steps to measure, after one to warm up
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: u32,
-    /// What runs the stages
+    /// Backend that runs the stages
     #[arg(long, value_enum, default_value_t)]
     backend: BackendChoice,
     /// Write the last step's timeline (schema of `simulate`)
     #[arg(long, value_name = "FILE.json")]
     timeline: Option<PathBuf>,
-    /// Take files of the folder as they are that were changed after they were written
+    /// Accept files of the folder that were changed after they were written
     #[arg(long)]
     allow_changes: bool,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
-/// What runs the stages.
+/// The backend that runs the stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum BackendChoice {
     /// libtorch
     #[default]
     Torch,
-    /// Nothing: each operation sleeps as long as the plan says it takes
+    /// Nothing is computed: each operation sleeps for the plan's time
     Null,
 }
 
-/// What is run.
+/// A run of stages.
 pub struct Job {
-    /// The stages, and what the folder says of them.
+    /// The stages, and their manifest.
     pub stages: Stages,
-    /// How passes follow each other.
+    /// The schedule.
     pub schedule: Schedule,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     pub micro_batches: u32,
     /// The passes of each rank.
     pub order: Order,
@@ -87,15 +88,15 @@ pub struct Job {
     ranks: Vec<Vec<usize>>,
 }
 
-/// What running it gave.
+/// The measurements of a run.
 pub struct Measurement {
     /// When each pass ran.
     pub measured: Measured,
-    /// Each timed step's.
+    /// Losses of the timed steps.
     pub losses: Vec<f64>,
-    /// Devices, as they were asked for.
+    /// Devices, as requested.
     pub names: Vec<String>,
-    /// What the driver calls the GPUs among them.
+    /// The driver's names of the GPUs among them.
     pub cards: Vec<String>,
 }
 
@@ -103,13 +104,13 @@ pub struct Measurement {
 pub type Execute = fn(&Run, &Job, usize) -> Result<Measurement, Failure>;
 
 impl Run {
-    /// Runs the pipeline and prints what it took.
+    /// Runs the pipeline and prints the measured times.
     pub fn run(self, output: &mut Output, execute: Option<Execute>) -> Result<(), Failure> {
         if self.backend == BackendChoice::Torch && execute.is_none() {
             return Err(with_libtorch::go_on_there("run stages", "; or --backend null"));
         }
         let job = self.job()?;
-        // One more step than is timed: the first one pays for allocation and set-up.
+        // The first step is not timed: it includes allocation and set-up.
         let n_steps = self.steps as usize + 1;
         let result = match execute.filter(|_| self.backend == BackendChoice::Torch) {
             None => self.run_null(&job, n_steps)?,
@@ -152,11 +153,12 @@ impl Run {
         let chunks = schedule.fixed_chunks().unwrap_or_else(|| chunks(plan, n_stages));
         if !n_stages.is_multiple_of(chunks) {
             let name = schedule.name();
-            let message = format!("{name} wants {chunks} stages a device, {n_stages} do not divide");
+            let message =
+                format!("{name} needs a multiple of {chunks} stages per device, not {n_stages} stages");
             return Err(Failure::input(message));
         }
         let n_ranks = n_stages / chunks;
-        // Each rank's first stage tells how many devices it is.
+        // Each rank's first stage has the number of its devices.
         let replicas = replicas.get(..n_ranks as usize).unwrap_or_default();
         let order = order::for_replicas(schedule, micro_batches, replicas, |micro_batches| {
             order::make(schedule.name(), n_ranks, chunks, micro_batches)
@@ -181,7 +183,7 @@ impl Run {
         };
         let plan = job.stages.plan.as_ref();
         let plan = plan.ok_or_else(|| {
-            Failure::input("there is no plan.yaml beside the stages: nothing says how long they take")
+            Failure::input("there is no plan.yaml with the stages: their times are unknown")
                 .with_hint("emit with a plan, or use --backend torch")
         })?;
         let (planned, emitted) = (plan.stages.len(), job.stages.wiring.stages.len());
@@ -201,17 +203,17 @@ impl Run {
     }
 }
 
-/// What the plan says of the step that was run.
+/// The plan's prediction of the measured step.
 enum Predicted {
     /// Its time.
     Step(Seconds),
-    /// Nothing: it is of other devices, or of other work.
+    /// None: the plan is for other devices, or for other work.
     Of(String),
-    /// Nothing at all.
+    /// No prediction.
     Nothing,
 }
 
-/// Tells whether each card is of a kind that the plan names, by all names of either.
+/// Tells whether each card is of a type that the plan names, by any name of the two.
 fn are_planned(cards: &[String], kinds: &BTreeSet<&str>, own: &IndexMap<String, DeviceType>) -> bool {
     let names = |name: &str| schema::plain_names(name, own);
     let planned: BTreeSet<Vec<String>> = kinds.iter().map(|kind| names(kind)).collect();
@@ -234,7 +236,7 @@ fn predicted(job: &Job, backend: BackendChoice, result: &Measurement) -> Predict
     if backend == BackendChoice::Torch && !is_there {
         return Predicted::Of(kinds.into_iter().collect::<Vec<_>>().join(" and "));
     }
-    // A processor's ranks have cores of their own; two ranks of one GPU take turns.
+    // Ranks of a CPU have cores of their own; two ranks of one GPU take turns.
     let gpus: BTreeSet<&String> = names.iter().filter(|name| !is_cpu(name)).collect();
     if n_processors == 0 && gpus.len() < used.len() && backend == BackendChoice::Torch {
         return Predicted::Of(format!("{} GPUs", used.len()));
@@ -362,7 +364,7 @@ fn timeline(job: &Job, measured: &Measured, names: &[String]) -> Timeline {
 
 fn text(executed: &Executed, predicted: &Predicted) -> String {
     let mut text = format!(
-        "{} micro-batches under {}: {} a step, {} samples/s, {:.1} % bubble (median of {})\n",
+        "{} micro-batches under {}: {} per step, {} samples/s, {:.1} % bubble (median of {})\n",
         executed.micro_batches,
         executed.schedule,
         executed.step_seconds,
@@ -376,7 +378,7 @@ fn text(executed: &Executed, predicted: &Predicted) -> String {
             text.push_str(&format!("predicted {predicted} ({off:+.1} %)\n"));
         }
         Predicted::Of(others) => {
-            text.push_str(&format!("the plan predicts for {others}, which this is not\n"));
+            text.push_str(&format!("the plan's prediction is for {others}, not for this run\n"));
         }
         Predicted::Nothing => {}
     }
@@ -413,7 +415,7 @@ mod tests {
         assert!(!check(&["NVIDIA H200"], &["H100-SXM5-80GB"]));
         assert!(check(&["NVIDIA H200", "NVIDIA H100 80GB HBM3"], &["H100-SXM5-80GB", "H200-SXM-141GB"]));
         assert!(!check(&["NVIDIA H200", "Tesla T4"], &["H200-SXM-141GB"]));
-        // One that the catalogue lacks is known by its own name.
+        // A card that the catalogue lacks is known by its own name.
         assert!(check(&["NVIDIA GH200 480GB"], &["GH200-480GB"]));
     }
 }

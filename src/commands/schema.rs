@@ -15,17 +15,17 @@ use crate::{
   model-analyze schema plan > plan.schema.json
   model-analyze schema --format json
 
-Answers are named answer-COMMAND: answer-inspect is what `inspect --format json` prints.")]
+Answers are named answer-COMMAND: answer-inspect is the output of `inspect --format json`.")]
 pub struct Schema {
-    /// A file or an answer; all are listed when absent
+    /// A file or an answer; lists all when absent
     name: Option<String>,
-    /// How the list is printed; with json all schemas in one document
+    /// Output format; with json all schemas in one document
     #[arg(long, value_enum, default_value_t, conflicts_with = "name")]
     format: Format,
 }
 
 impl Schema {
-    /// Prints one schema, or what there is.
+    /// Prints one schema, or the list.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         let all = schema::json_schemas();
         let Some(name) = &self.name else {

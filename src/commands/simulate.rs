@@ -1,4 +1,4 @@
-//! `model-analyze simulate`: how long a step takes under a plan or an order, and where time and memory go.
+//! `model-analyze simulate`: the step time of a plan or an order, and the use of time and memory.
 
 mod execution;
 mod order;
@@ -43,19 +43,19 @@ pub struct Simulate {
     /// The plan
     #[arg(value_name = "PLAN", conflicts_with = "csv", required_unless_present_any = ["csv", "ranks"])]
     plan: Option<PathBuf>,
-    /// A compute-only schedule as torch.distributed.pipelining loads it, instead of a plan
+    /// A compute-only schedule in the format of torch.distributed.pipelining, instead of a plan
     #[arg(long, value_name = "ORDER.csv", conflicts_with_all = ["schedule", "ranks", "micro_batches"])]
     csv: Option<PathBuf>,
-    /// Stages in one copy of the model, where the order runs several (GEMS, Chimera, DualPipe); 0 for one copy
+    /// Stages in one copy of the model, for orders of several copies (GEMS, Chimera, DualPipe); 0 for one copy
     #[arg(long, value_name = "N", requires = "csv")]
     chain: Option<u32>,
     /// Forward, input-gradient and weight-gradient time of every stage, and latency of every hop; whole numbers
     #[arg(long, value_name = "F,I,W,C", conflicts_with = "plan", default_value = "1,1,1,0", value_parser = order::read_cost)]
     cost: Cost,
-    /// Time the order as PyTorch runs it: on the first stage `I` does nothing and `W` the whole backward
+    /// Time the order as PyTorch runs it: on the first stage `I` does nothing and `W` is the whole backward pass
     #[arg(long, conflicts_with_all = ["plan", "timeline"])]
     as_torch: bool,
-    /// Only check the order: what is missing, doubled, out of order or deadlocked
+    /// Only check the order for missing, duplicate, misplaced or deadlocked operations
     #[arg(long, requires = "csv")]
     lint: bool,
     /// Schedule; the plan's when absent
@@ -64,19 +64,19 @@ pub struct Simulate {
     /// Pipeline ranks, to time a schedule without a plan
     #[arg(long, value_name = "P", conflicts_with = "plan", requires_all = ["schedule", "micro_batches"])]
     ranks: Option<u32>,
-    /// Stages on each rank, with --ranks; what the schedule needs when absent
+    /// Stages on each rank, with --ranks; the schedule's number when absent
     #[arg(long, value_name = "V", requires = "ranks")]
     chunks: Option<u32>,
-    /// Micro-batches in a step; the plan's when absent
+    /// Micro-batches per step; the plan's when absent
     #[arg(long, value_name = "M")]
     micro_batches: Option<u32>,
-    /// Where to draw the timeline: a picture (.svg) or a trace for ui.perfetto.dev (.json)
+    /// File to draw the timeline to: a picture (.svg) or a trace for ui.perfetto.dev (.json)
     #[arg(long, value_name = "F.svg|.json")]
     timeline: Option<PathBuf>,
-    /// Where to write the order, for stock torch.distributed.pipelining
+    /// File to write the order to, for stock torch.distributed.pipelining
     #[arg(long, value_name = "F.csv")]
     write_csv: Option<PathBuf>,
-    /// What the host adds to each pass, in microseconds [default: what the plan was made with]
+    /// Host time added to each pass, in microseconds [default: the plan's]
     #[arg(long, value_name = "US", conflicts_with_all = ["csv", "ranks"])]
     host_overhead: Option<f64>,
     /// Give every transfer the whole bandwidth of its ports
@@ -84,7 +84,7 @@ pub struct Simulate {
     no_contention: bool,
     #[command(flatten)]
     execution: execution::ExecutionArguments,
-    /// How to print the answer
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -117,7 +117,7 @@ impl Simulate {
         let name = self.schedule.as_deref().unwrap_or_default();
         let (schedule, shape) = order::shape(name, ranks, self.chunks, micro_batches)?;
         let kept = order::versions(schedule, ranks, micro_batches, self.execution.vertical_sync())?;
-        // A regular schedule needs no order in memory, unless somebody wants to see it.
+        // The order of a regular schedule is made only if it is written or drawn.
         let is_shown = self.timeline.is_some() || self.write_csv.is_some();
         if let Some(program) = schedule.regular(shape).filter(|_| !is_shown) {
             let mut answer = order::timed(schedule.name(), &program, &self.cost, self.as_torch, Vec::new())?;
@@ -178,7 +178,7 @@ impl Simulate {
     }
 }
 
-/// Simulates a plan as it stands; for other commands.
+/// Simulates a plan as it is; for other commands.
 pub(super) fn simulated(
     name: &str,
     plan: &schema::Plan,
@@ -188,18 +188,18 @@ pub(super) fn simulated(
     Ok((simulated.answer, timeline))
 }
 
-/// Draws a timeline as the file's name says.
+/// Draws a timeline in the format of the file's name.
 pub(super) fn write_timeline(path: &Path, timeline: &Timeline) -> Result<(), Failure> {
     files::write(path, files::signed(path, picture::draw(path, timeline)?).as_bytes())
 }
 
 /// A step of a plan, without its timeline.
 pub(super) struct Step {
-    /// How long it takes.
+    /// Its time.
     pub(super) step: Seconds,
-    /// How it divides.
+    /// Its parts.
     pub(super) split: schema::StepSplit,
-    /// Micro-batches in it.
+    /// Micro-batches per step.
     pub(super) micro_batches: u32,
 }
 
@@ -208,7 +208,8 @@ pub(super) fn step(name: &str, plan: &schema::Plan) -> Result<Step, Failure> {
     plan::step(name, plan)
 }
 
-/// Returns what the devices of a simulated step do and hold: those that run something, in the order of the cluster.
+/// Returns the load and memory of each device of a simulated step: those that run something, in the order of the
+/// cluster.
 pub(super) fn devices(
     plan: &schema::Plan,
     step: &simulator::PlannedStep,
@@ -222,7 +223,7 @@ pub(super) fn memory_parts(bytes: &[u64; 7]) -> Vec<schema::MemoryPart> {
     plan::memory_parts(bytes)
 }
 
-/// Simulates a plan as it stands.
+/// Simulates a plan as it is.
 pub(super) fn timeline(plan: &schema::Plan) -> Result<simulator::Timeline, Failure> {
     let failure = |error: &dyn std::fmt::Display| Failure::input(error.to_string());
     let step =
@@ -230,7 +231,7 @@ pub(super) fn timeline(plan: &schema::Plan) -> Result<simulator::Timeline, Failu
     simulator::simulate(&step.workload, &step.order, &step.machine).map_err(|error| failure(&error))
 }
 
-/// An order that cannot be made: the schedules are listed where the name was wrong.
+/// The failure of an order that cannot be made: lists the schedules if the name was wrong.
 pub(super) fn order_failure(error: OrderError) -> Failure {
     let failure = Failure::input(&error);
     match error {
@@ -239,7 +240,7 @@ pub(super) fn order_failure(error: OrderError) -> Failure {
             failure.with_hint(format!("schedules are {}", names.join(", ")))
         }
         OrderError::MicroBatches { smallest: Some(smallest), .. } => {
-            failure.with_hint(format!("--micro-batches {smallest} works"))
+            failure.with_hint(format!("use --micro-batches {smallest}"))
         }
         OrderError::Chunks { .. } => failure.with_hint("--chunks is the number of stages on each rank"),
         _ => failure,

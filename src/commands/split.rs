@@ -1,7 +1,7 @@
-//! `model-analyze split`: the main job in one go.
+//! `model-analyze split`: from a model to stages in one command.
 //!
-//! What `split` shows is what `plan`, `simulate`, `emit`, `graph` and `report` say, never a second computation of it: it calls
-//! the functions that they call, with one model that is read once.
+//! `split` never computes a number of its own: it calls the functions of `plan`, `simulate`, `emit`, `graph` and
+//! `report`, on one model that is read once.
 
 mod compare;
 mod explain;
@@ -39,7 +39,7 @@ use crate::{
   model-analyze split model.pt --devices 8xH100 --weights checkpoint/ -o out/
   model-analyze split model.pt --devices 4xt4 --dry-run
 
-Without further flags it chooses stages, replicas, schedule and micro-batches itself, and says why.")]
+Without further flags it chooses stages, replicas, schedule and micro-batches itself, and explains the choice.")]
 pub struct Split {
     /// A traced model (.pt)
     model: PathBuf,
@@ -50,58 +50,58 @@ pub struct Split {
     schedule: Option<String>,
     #[command(flatten)]
     forms: FormArguments,
-    /// Folder for everything that is written; must be new or empty
+    /// Folder for all output; must be new or empty
     #[arg(short, long, value_name = "FOLDER", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
     /// Replace what this command wrote in the folder; other files in it stay
     #[arg(long)]
     force: bool,
-    /// Only say what would be done: no weights are copied, nothing is written
+    /// Only print the plan: no weights are copied, nothing is written
     #[arg(long)]
     dry_run: bool,
-    /// Say more: what bounds each stage, every strategy, what would help, the critical path
+    /// Print more: the bottleneck of each stage, every strategy, what would help, the critical path
     #[arg(long)]
     explain: bool,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
-/// Everything that the screen shows.
+/// The results that the screen shows.
 struct Found {
     name: String,
     plan: Plan,
     answer: PlanAnswer,
     simulated: SimulatedPlan,
     timeline: Timeline,
-    /// One device: seconds of a step with as many micro-batches; nothing where it does not fit.
+    /// Seconds of a step on one device with the same micro-batches; `None` if it does not fit.
     one_device: Option<f64>,
     compared: compare::Comparison,
     why: Vec<String>,
     tried: Vec<schema::MicroBatchesTried>,
     /// Samples in a micro-batch.
     batch: Option<u64>,
-    /// What was planned, where it is not the model as it was traced: what one device does, other micro-batches.
+    /// The planned model, if it is not the traced one: one device's share of it, or another micro-batch size.
     own: Option<Workspace>,
-    /// True where the model was traced in training mode.
+    /// True if the model was traced in training mode.
     is_training: bool,
     /// Set for a program of torch.export.
     is_exported: bool,
 }
 
-/// Returns the names of the schedules that are offered.
+/// Returns the names of the offered schedules.
 pub fn schedules() -> Vec<&'static str> {
     Strategy::schedules().map(Schedule::name).collect()
 }
 
 fn schedule_help() -> String {
-    format!("Schedule of the pipeline, instead of the best: {}", schedules().join(", "))
+    format!("Schedule of the pipeline, instead of the fastest: {}", schedules().join(", "))
 }
 
 impl Split {
-    /// Does the main job.
+    /// Plans, writes and prints.
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
-        // Everything that is wrong is said at once, where it takes no time to find out.
+        // All errors that can be found quickly are reported at once.
         let folder = match (&self.output, self.dry_run) {
             (Some(target), false) => files::Folder::create(target, self.force).map(Some),
             _ => Ok(None),
@@ -128,13 +128,13 @@ impl Split {
         }
     }
 
-    /// Returns what is asked of the planner.
+    /// Returns the request to the planner.
     fn request(&self) -> Result<PlanRequest, Failure> {
         let strategy = self.strategy();
         let no_cluster = || Err(Failure::bug("there is no cluster, which the arguments require"));
         let request = self.asking.request(strategy.as_ref().ok().copied().flatten(), no_cluster);
         let (_, request) = both(both(strategy, self.asking.check_counts()), request)?;
-        // What would help is told with the best plan, also to who names a strategy.
+        // What would help is computed over all strategies, even if one is named.
         let request = PlanRequest { alternatives: None, ..request };
         request.check()?;
         request.cost_models.require_used(&request.cluster)?;
@@ -154,8 +154,8 @@ impl Split {
         Ok(file)
     }
 
-    /// Finds out that stages may not call what the model calls, that there are no weights to write, or that they are another
-    /// model's, before a plan is made.
+    /// Refuses, before a plan is made, models with operators that stages may not call, without weights to write, or
+    /// with another model's weights.
     fn check_model(&self, model: &ModelFile) -> Result<(), Failure> {
         emit::check_operators(&model.program, model.path(), &self.forms.allow_operators)?;
         if self.dry_run {
@@ -199,7 +199,7 @@ impl Split {
         })
     }
 
-    /// Returns the strategy that was asked for, by its name or by its schedule's; none to choose the best.
+    /// Returns the requested strategy, by its name or by its schedule's; `None` to choose the best.
     fn strategy(&self) -> Result<Option<Strategy>, Failure> {
         let Some(name) = &self.schedule else { return self.asking.strategy() };
         let schedule = Schedule::from_name(name).map_err(simulate::order_failure)?;
@@ -207,15 +207,15 @@ impl Split {
             let names = schedules();
             let (last, first) = names.split_last().expect("some are offered");
             let hint = format!(
-                "plan for {} or {last}; `model-analyze simulate PLAN --schedule NAME` times a plan under others",
+                "plan for {} or {last}; `model-analyze simulate PLAN --schedule NAME` times a plan under other schedules",
                 first.join(", ")
             );
-            Failure::input(format!("no stages are planned for {} yet", schedule.name())).with_hint(hint)
+            Failure::input(format!("stages cannot be planned for {} yet", schedule.name())).with_hint(hint)
         })?;
         Ok(Some(strategy))
     }
 
-    /// Fills the folder; returns what lies in it.
+    /// Fills the folder; returns the names in it.
     fn write(
         &self,
         folder: &files::Folder,
@@ -224,7 +224,7 @@ impl Split {
         found: &Found,
     ) -> Result<Vec<String>, Failure> {
         let root = folder.path("")?;
-        // Stages have a bar of their own.
+        // Writing stages has a progress bar of its own.
         progress::done();
         let stages = self.forms.request(CutAt::Plan(Box::new(found.plan.clone())));
         // Stages are those of the trace, whatever micro-batches are planned.

@@ -1,7 +1,7 @@
 //! `model-analyze trace`: builds and traces a model in the user's own Python.
 //!
-//! The interpreter gets `trace.py` on standard input and a request as its argument, and answers in JSON lines.
-//! It writes beside the output and renames, so that a failure or an interrupt leaves nothing.
+//! The interpreter gets `trace.py` on standard input and a request as its argument, and answers in JSON lines. It
+//! writes to a temporary folder and renames, so that a failure or an interrupt leaves nothing.
 
 use std::{
     ffi::OsStr,
@@ -26,7 +26,7 @@ pub mod input_spec;
 
 use input_spec::InputSpec;
 
-/// The last part begins the work. The Python package runs it as well, on models that live.
+/// The last part starts the work. The Python package also runs it, on live models.
 pub const SCRIPT: &str = concat!(
     include_str!("../trace_notes.py"),
     include_str!("../trace_check.py"),
@@ -48,26 +48,26 @@ Examples:
   model-analyze trace train.py:Net --input-file batch.pt --constant training=false -o net.pt
   model-analyze trace --hf Llama-3-8B/config.json --no-weights --dtype bfloat16 -o llama.pt
 
-Inputs are written [NAME=]SHAPE[:DTYPE][:LOW..HIGH]:
+Format of inputs: [NAME=]SHAPE[:DTYPE][:LOW..HIGH]
   8x3x224x224          float32, normally distributed
   8x128:int64          whole numbers small enough for every embedding of the model
   ids=8x128:int64:0..50257
                        passed as the keyword argument `ids`, from 0 up to 50256
   scalar               a tensor without dimensions
 
-An --input-file holds what forward is called with: a tensor, a tuple or list of the positional arguments,
-a dict of those by name, or {\"args\": [...], \"kwargs\": {...}}. Tensors may lie in dicts, lists and tuples.
-It is a .safetensors, a .json whose lists of numbers are tensors, or what torch.save wrote of tensors.
+An --input-file holds the arguments of forward: a tensor, a tuple or list of the positional arguments,
+a dict of those by name, or {\"args\": [...], \"kwargs\": {...}}. Tensors may be nested in dicts, lists and tuples.
+It is a .safetensors, a .json in which lists of numbers are tensors, or a file of torch.save with tensors.
 
 The target is imported from the current folder or from the interpreter's packages.
-A class or function is called with the values of --arg; a model is taken as it is.")]
+A class or function is called with the values of --arg; a model is used as it is.")]
 pub struct Trace {
     /// What to trace: `package.module:name` or `path/to/file.py:name`, a class, a function or a model
     #[arg(required_unless_present = "config", conflicts_with = "config")]
     target: Option<String>,
 
-    /// Trace the model of Hugging Face's transformers that a config.json, or a folder with one, describes: its weights are
-    /// random, nothing is fetched, and inputs that are not given are examples
+    /// Trace the model of Hugging Face's transformers that a config.json, or a folder with one, describes: its weights
+    /// are random, nothing is downloaded, and missing inputs are replaced by examples
     #[arg(long = "hf", value_name = "CONFIG", conflicts_with = "arguments")]
     config: Option<PathBuf>,
 
@@ -76,11 +76,11 @@ pub struct Trace {
     #[arg(required_unless_present_any = ["config", "input_file"])]
     inputs: Vec<String>,
 
-    /// A file of inputs, nothing of which is executed: .pt, .safetensors or .json
+    /// A file of inputs, which is never executed: .pt, .safetensors or .json
     #[arg(long, value_name = "FILE", conflicts_with = "inputs")]
     input_file: Option<PathBuf>,
 
-    /// A constant that `forward` is called with by name; the value is JSON, or plain text where it is not JSON
+    /// A constant keyword argument of `forward`; the value is JSON, or plain text if it is not JSON
     #[arg(long = "constant", value_name = "KEY=VALUE", allow_hyphen_values = true)]
     constants: Vec<String>,
 
@@ -88,11 +88,11 @@ pub struct Trace {
     #[arg(long, value_name = "NAME")]
     method: Option<String>,
 
-    /// A keyword argument of the target; the value is JSON, or plain text where it is not JSON
+    /// A keyword argument of the target; the value is JSON, or plain text if it is not JSON
     #[arg(long = "arg", short, value_name = "KEY=VALUE", allow_hyphen_values = true)]
     arguments: Vec<String>,
 
-    /// Where to write the archive
+    /// Archive to write
     #[arg(long, short)]
     output: PathBuf,
 
@@ -100,16 +100,16 @@ pub struct Trace {
     #[arg(long, value_name = "FILE")]
     state_dict: Option<PathBuf>,
 
-    /// Let the state dict miss parameters, or have more
+    /// Allow missing or unexpected parameters in the state dict
     #[arg(long, requires = "state_dict")]
     partial_state_dict: bool,
 
-    /// Trace without weights: parameters take no memory and have no numbers, so that a model can be planned that does not fit
-    /// this machine. `split --weights` takes the numbers from a checkpoint
+    /// Trace without weights: parameters take no memory and have no values, so that a model larger than this machine's
+    /// memory can be planned. `split --weights` takes the values from a checkpoint
     #[arg(long, conflicts_with_all = ["state_dict", "device"])]
     no_weights: bool,
 
-    /// Type of the weights: the default one while the model is built (default: float32)
+    /// Data type of the weights, the default type while the model is built (default: float32)
     #[arg(long, value_name = "DTYPE", value_parser = ["bfloat16", "float16", "float32", "float64"])]
     dtype: Option<String>,
 
@@ -117,13 +117,14 @@ pub struct Trace {
     #[arg(long)]
     train: bool,
 
-    /// Trace in automatic mixed precision: products in this type, sums and norms in float32, as a GPU would, and the casts
-    /// between them become part of the trace
+    /// Trace in automatic mixed precision: matrix products in this type, sums and norms in float32, as on a GPU; the
+    /// casts between them become part of the trace
     #[arg(long, value_name = "DTYPE", value_parser = ["bfloat16", "float16"])]
     autocast: Option<String>,
 
-    /// Trace with weights and images as channels-last tensors, as `model.to(memory_format=torch.channels_last)` makes them:
-    /// other kernels run, and are predicted. For `inspect`, `plan` and archives; Python stages hold weights in the usual layout
+    /// Trace with weights and images as channels-last tensors, as `model.to(memory_format=torch.channels_last)` makes
+    /// them: other kernels run and are predicted. For `inspect`, `plan` and archives; Python stages hold weights
+    /// contiguous
     #[arg(long, conflicts_with = "no_weights")]
     channels_last: bool,
 
@@ -131,20 +132,20 @@ pub struct Trace {
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
-    /// Device to build on: cpu, cuda, cuda:1
+    /// Device to build the model on: cpu, cuda, cuda:1
     #[arg(long, default_value = "cpu")]
     device: String,
 
-    /// Skip the comparison of the trace with the model on further inputs (halves the time), which the archive then says
+    /// Skip the comparison of the trace with the model on further inputs (halves the time); the archive records that
     #[arg(long)]
     no_check: bool,
 
-    /// Trace a torch.autograd.Function as its forward pass: the archive serves for drawing and planning, but cannot be cut,
-    /// since the gradients would be others
+    /// Trace a torch.autograd.Function as its forward pass: the archive can be drawn and planned, but not cut, since
+    /// its gradients would be wrong
     #[arg(long)]
     inline_functions: bool,
 
-    /// Refuse outputs and inner values that torch calls unsafe to trace (mutable lists and dictionaries)
+    /// Refuse outputs and intermediate values that torch calls unsafe to trace (mutable lists and dictionaries)
     #[arg(long)]
     strict: bool,
 
@@ -152,7 +153,7 @@ pub struct Trace {
     #[arg(long, env = "MODEL_ANALYZE_PYTHON", default_value = "python3", value_name = "PROGRAM")]
     python: String,
 
-    /// How to print what was made
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -162,14 +163,14 @@ impl Trace {
     pub fn run(self, output: &mut Output) -> Result<(), Failure> {
         self.check_output()?;
         let mut request = self.request()?;
-        // The interpreter's files lie in a folder that goes with us, however it ends.
+        // The interpreter's files are in a folder that is removed when the command ends.
         let beside = Beside::in_folder(&folder_of(&self.output))?;
         let made = beside.path().join(self.output.file_name().unwrap_or_default());
         request["output"] = utf8(absolute(&made)?.as_os_str())?.into();
         let known = |failure: Failure| failure.with_place(&made, &self.output);
         let done = self.converse(&request).map_err(known)?;
         let path = self.output.display().to_string();
-        // What cannot be read is found out here, not by the next command.
+        // An unreadable archive is found here, not by the next command.
         let program = model::program_quietly(&made).map_err(known)?;
         let operators = program.nodes.len() as u64;
         for note in crate::trace_notes::told(&program) {
@@ -197,7 +198,7 @@ impl Trace {
         }
     }
 
-    /// Finds out that the archive cannot be written before the model is built.
+    /// Checks, before the model is built, that the archive can be written.
     fn check_output(&self) -> Result<(), Failure> {
         if self.output.is_dir() || self.output.file_name().is_none() {
             return Err(Failure::input(format!("{} is a directory, not a file", self.output.display())));
@@ -221,9 +222,9 @@ impl Trace {
         let mut inputs = Vec::new();
         for text in &self.inputs {
             let spec = InputSpec::parse(text).map_err(|error| {
-                Failure::input(&error)
-                    .at("--input", text, error.span(), error.found())
-                    .with_hint("inputs are written [NAME=]SHAPE[:DTYPE][:LOW..HIGH], such as 8x3x224x224 or ids=8x128:int64")
+                Failure::input(&error).at("--input", text, error.span(), error.found()).with_hint(
+                    "the format is [NAME=]SHAPE[:DTYPE][:LOW..HIGH], such as 8x3x224x224 or ids=8x128:int64",
+                )
             })?;
             inputs.push(spec);
         }
@@ -232,7 +233,7 @@ impl Trace {
         if let Some(name) =
             inputs.iter().filter_map(|input| input.name.as_ref()).find(|name| constants.contains_key(*name))
         {
-            return Err(Failure::input(format!("{name} is given by --input and by --constant")));
+            return Err(Failure::input(format!("{name} is given by both --input and --constant")));
         }
         Ok(json!({
             "target": self.target,
@@ -258,7 +259,7 @@ impl Trace {
         }))
     }
 
-    /// Runs the script and returns what its last line says.
+    /// Runs the script and returns its last message.
     fn converse(&self, request: &Value) -> Result<Value, Failure> {
         let conversation = Conversation::start(&self.python, &[], SCRIPT, request)
             .map_err(|error| self.no_interpreter(&error))?;
@@ -284,7 +285,7 @@ impl Trace {
         )
     }
 
-    /// Shows Python's reason: the exception, the user's own line and the module that was being called.
+    /// Shows Python's exception, the user's own line and the module that was being called.
     fn python_failure(&self, error: &Value) -> Failure {
         let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default();
         let step = text("step");
@@ -324,27 +325,27 @@ impl Trace {
             }
         }
         let failure = Failure::input(message);
-        // What only parameters without numbers, or without memory of their own, end in.
+        // Errors that only parameters without values, or without memory of their own, cause.
         let of_stand_ins = ["meta", "view size is not compatible", "single memory location"];
         let is_weightless = self.no_weights && of_stand_ins.iter().any(|part| text("message").contains(part));
         let hint = match (text("type"), step) {
             _ if is_weightless => {
-                "with --no-weights parameters have no numbers while the model is built, and large ones no memory of their \
+                "with --no-weights, parameters have no values while the model is built, and large ones no memory of their \
                  own while it runs: trace it with its weights"
                     .to_owned()
             }
             ("ModuleNotFoundError", _) => format!(
-                "the target is looked for in the current folder and in the packages of {}",
+                "the target is searched in the current folder and in the packages of {}",
                 self.python
             ),
             ("TypeError", step) if step.starts_with("building") => {
                 "arguments of the target are given as --arg KEY=VALUE".to_owned()
             }
             (_, "running forward") if self.inputs.is_empty() && self.input_file.is_none() => {
-                "the inputs were examples: give those of the model, --input NAME=SHAPE[:DTYPE]".to_owned()
+                "example inputs were used: give the model's own with --input NAME=SHAPE[:DTYPE]".to_owned()
             }
             ("TypeError" | "RuntimeError" | "ValueError" | "IndexError", "running forward") => {
-                "the shapes, dtypes and names of --input must be those that forward takes".to_owned()
+                "the shapes, dtypes and names of --input must match forward".to_owned()
             }
             _ => return failure,
         };
@@ -352,7 +353,7 @@ impl Trace {
     }
 }
 
-/// Returns the folder that a file lies in.
+/// Returns the folder that contains a file.
 fn folder_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
@@ -360,15 +361,15 @@ fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Finds out that a target cannot be one before an interpreter starts.
+/// Refuses an impossible target before an interpreter starts.
 fn check_target(target: &str) -> Result<(), Failure> {
     let (place, name) = target.rsplit_once(':').unwrap_or_default();
     if let Some(kind) = model::kind_of_file(Path::new(target)) {
         return Err(Failure::input(format!("{target} is {kind} already"))
-            .with_hint("inspect, graph, plan and split read it as it is"));
+            .with_hint("inspect, graph, plan and split read it directly"));
     }
     if place.is_empty() || name.is_empty() {
-        return Err(Failure::input(format!("target `{target}` does not say what to call"))
+        return Err(Failure::input(format!("target `{target}` does not name an object"))
             .with_hint("write package.module:name or path/to/file.py:name"));
     }
     if place.ends_with(".py") && !Path::new(place).is_file() {
@@ -377,7 +378,7 @@ fn check_target(target: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns a path as the script takes it, null where none was given.
+/// Returns a path for the script, null if none was given.
 fn existing(path: Option<&Path>, is_there: fn(&Path) -> bool) -> Result<Value, Failure> {
     match path {
         Some(path) if !is_there(path) => Err(Failure::input(format!("{}: no such file", path.display()))),
@@ -407,7 +408,7 @@ fn parse_arguments(option: &str, arguments: &[String]) -> Result<Map<String, Val
     for argument in arguments {
         let Some((key, value)) = argument.split_once('=').filter(|(key, _)| !key.is_empty()) else {
             return Err(Failure::input(format!("{option} {argument} is not KEY=VALUE")).with_hint(format!(
-                "values are JSON: {option} num_classes=10 {option} weights=null {option} 'name=\"tiny\"'"
+                "values are JSON, for example {option} num_classes=10 {option} weights=null {option} 'name=\"tiny\"'"
             )));
         };
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
@@ -426,7 +427,7 @@ fn utf8(path: &OsStr) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| Failure::input(format!("{}: not UTF-8", path.display())))
 }
 
-/// One line on the terminal that says what is being done; silent where nobody looks.
+/// One line on the terminal about the current work; silent if there is no terminal.
 struct Progress {
     bar: Option<indicatif::ProgressBar>,
 }

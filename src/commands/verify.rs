@@ -1,7 +1,7 @@
-//! `model-analyze verify`: the stages against the whole model, in each form that the folder has.
+//! `model-analyze verify`: compares the stages with the whole model, in each format of the folder.
 //!
-//! TorchScript archives run in this process where libtorch is built in, Python stages (which `train.py` runs) in a Python
-//! interpreter, both at the same time. Neither knows how stages are written.
+//! TorchScript archives run in this process if libtorch is linked, Python stages (which `train.py` runs) in a Python
+//! interpreter, both at the same time. Neither depends on how stages are written.
 
 mod compared;
 mod python;
@@ -46,24 +46,24 @@ use crate::{
 
 Compares outputs, the gradient of every parameter, and the losses of training steps. The loss is a random linear
 functional of all outputs. Ends with exit code 1 when a difference is out of tolerance.
-Stages that n devices hold together run in n processes: gradients of parts are joined, what all hold whole must be the same
-on all, and the bytes of each kind of exchange must be those of the plan. Parameters are moved at random after each of the
+Stages shared by n devices run in n processes: gradients of parts are joined, replicated tensors must be equal
+on all, and the bytes of each kind of exchange must be the plan's. Parameters are changed at random after each of the
 first four steps, and trained from then on.
-Python stages run in an interpreter that has torch; TorchScript archives run there, too, unless this build has libtorch.
+Python stages run in an interpreter that has torch; TorchScript archives also run there, unless this build has libtorch.
 A schedule is checked by the folder itself: python out/train.py --check")]
 pub struct Verify {
     /// The folder that `emit` or `split` wrote
     folder: PathBuf,
-    /// The whole model (default: where the stages were cut from)
+    /// The whole model (default: the file that the stages were cut from)
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// The checkpoint of its weights (default: where those of the stages were taken from)
+    /// The checkpoint of its weights (default: the one that the stages' weights were taken from)
     #[arg(long, value_name = "CHECKPOINT")]
     weights: Option<PathBuf>,
-    /// Forms of the stages to compare (default: those that the folder has)
+    /// Formats of the stages to compare (default: all in the folder)
     #[arg(long = "form", value_enum, value_delimiter = ',')]
     forms: Vec<Form>,
-    /// The Python interpreter that has torch (default: the one that this build's libtorch belongs to, or python3)
+    /// The Python interpreter that has torch (default: the one of this build's libtorch, or python3)
     #[arg(long, env = "MODEL_ANALYZE_PYTHON", value_name = "PROGRAM")]
     python: Option<String>,
     /// Device to run on: cpu, cuda, cuda:1
@@ -72,24 +72,24 @@ pub struct Verify {
     /// Training steps to compare
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     steps: u32,
-    /// Largest difference to accept, relative to the largest value of a tensor [default: 1e-5; in float64 1e-10]
+    /// Largest accepted difference, relative to the largest value of a tensor [default: 1e-5; in float64 1e-10]
     #[arg(long)]
     tolerance: Option<f64>,
-    /// Run both sides in float64, where rounding is no excuse; types that the model casts to are float64, too
+    /// Run both sides in float64, which rules out rounding; casts of the model become float64, too
     #[arg(long)]
     float64: bool,
     /// Seed of the inputs
     #[arg(long, default_value_t = 0)]
     seed: i64,
-    /// Take files of the folder as they are that were changed after they were written
+    /// Accept files of the folder that were changed after they were written
     #[arg(long)]
     allow_changes: bool,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
-/// A form of the stages.
+/// A format of the stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Form {
     /// stage_K.pt
@@ -107,7 +107,7 @@ impl Form {
         }
     }
 
-    /// Tells whether an interpreter has to run it: torchvision's operators come with Python's half of libtorch alone.
+    /// Tells whether it must run in an interpreter: torchvision's operators come only with the Python package.
     fn needs_python(self, libraries: &[&str]) -> bool {
         self == Form::Python || !libraries.is_empty()
     }
@@ -121,10 +121,10 @@ impl Verify {
     pub fn run(self, output: &mut Output, in_libtorch: Option<Compare>) -> Result<(), Failure> {
         let tolerance = self.tolerance();
         if !(tolerance >= 0.0 && tolerance.is_finite()) {
-            return Err(Failure::input(format!("--tolerance {tolerance} is no tolerance")));
+            return Err(Failure::input(format!("--tolerance {tolerance} is not a tolerance")));
         }
         let stages = Stages::read(&self.folder)?;
-        // All that runs, also what train.py takes.
+        // All files that run, including those of train.py.
         stages.check_files(Changes::allowed(self.allow_changes), |file| {
             file.starts_with("stages/") || ["train.py", "schedule.csv", "plan.yaml"].contains(&file)
         })?;
@@ -165,12 +165,12 @@ impl Verify {
         self.tolerance.unwrap_or(if self.float64 { 1e-10 } else { 1e-5 })
     }
 
-    /// Returns how many processes hold the Python stages together.
+    /// Returns how many processes share the Python stages.
     fn ranks(&self, stages: &Stages, forms: &[Form]) -> u32 {
         let shards = stages.manifest.shards.filter(|_| forms.contains(&Form::Python)).unwrap_or(1).max(1);
         if shards > 1 && self.device != "cpu" {
             crate::failure::note(format!(
-                "the stages are for {shards} devices each and run whole on {}: exchanges are compared on the CPU alone",
+                "each stage is for {shards} devices, but runs as a whole on {}: exchanges are compared only on the CPU",
                 self.device
             ));
             return 1;
@@ -178,18 +178,18 @@ impl Verify {
         shards
     }
 
-    /// Returns the forms to compare.
+    /// Returns the formats to compare.
     fn wanted(&self, stages: &Stages) -> Result<Vec<Form>, Failure> {
         let has = |form: &Form| stages.manifest.stages.iter().all(|stage| form_of(stage, *form).is_some());
         let held: Vec<Form> = [Form::Torchscript, Form::Python].into_iter().filter(has).collect();
         if let Some(missing) = self.forms.iter().find(|form| !held.contains(form)) {
             let name = missing.name();
-            return Err(Failure::input(format!("{} holds no stages as {name}", self.folder.display()))
+            return Err(Failure::input(format!("{} has no stages as {name}", self.folder.display()))
                 .with_hint(format!("emit the stages again with --targets {name}")));
         }
         if held.is_empty() {
             return Err(Failure::input(format!(
-                "the stages of {} have no form in common",
+                "the stages of {} have no format in common",
                 self.folder.display()
             ))
             .with_hint("emit the stages again"));
@@ -209,7 +209,7 @@ impl Verify {
         inputs: &[DrawnInput],
         in_libtorch: Option<Compare>,
     ) -> Result<Verified, Failure> {
-        // Two at the same time share the processors.
+        // Two processes at the same time share the cores.
         let needs_python = |form: &Form| {
             in_libtorch.is_none() || whole.exported.is_some() || self.float64 || form.needs_python(&libraries)
         };
@@ -224,7 +224,7 @@ impl Verify {
             folder: stages.folder(),
             libraries,
             inputs,
-            // Parameters are moved after the first.
+            // Parameters change after the first step.
             steps: if ranks > 1 { self.steps.max(2) } else { self.steps },
             seed: self.seed,
             device: &self.device,
@@ -243,7 +243,7 @@ impl Verify {
         match started.map(|started| started.finish(&python)) {
             None => {}
             Some(Ok(compared)) => all.extend(compared),
-            // Nobody asked for this interpreter: what it cannot do is said, unless nothing else was compared.
+            // The user did not request this interpreter: its failure is a note, unless nothing else was compared.
             Some(Err(reason)) if reason.is_lacking() && self.python.is_none() && !all.is_empty() => {
                 let form =
                     |form: &Form| UncheckedForm { form: form.name().to_string(), reason: reason.to_string() };
@@ -294,8 +294,8 @@ impl Verify {
     }
 }
 
-/// Proves that the program of one device, which the plan gives, does what the whole model does, and that the sources are of it;
-/// or returns why not.
+/// Proves that one device's program under the plan computes what the whole model computes, and that the sources match
+/// it; or returns why not.
 fn proved(stages: &Stages, model: &ModelFile, weights: Option<PathBuf>) -> Result<Proved, String> {
     let plan = stages.plan.clone().ok_or("the folder has no plan.yaml")?;
     let skips = if stages.manifest.skips == "portal" { Skips::Portal } else { Skips::Relay };
@@ -304,7 +304,7 @@ fn proved(stages: &Stages, model: &ModelFile, weights: Option<PathBuf>) -> Resul
     let request = EmitRequest { weights, ..request };
     let (sources, proof) =
         emit::sources(model, &request, &stages.manifest.files).map_err(|failure| failure.to_string())?;
-    let proof = proof.ok_or("devices share nothing by the plan")?;
+    let proof = proof.ok_or("the plan's devices share no layers")?;
     for (path, expected) in &sources {
         let found = files::read_text(&stages.folder().join(path)).map_err(|failure| failure.to_string())?;
         let mut lines = found.lines().zip(expected.lines()).enumerate();
@@ -314,19 +314,19 @@ fn proved(stages: &Stages, model: &ModelFile, weights: Option<PathBuf>) -> Resul
                 .and_then(|class| class.split_once('('))
                 .map_or(String::new(), |(class, _)| format!(", in {class},"));
             return Err(format!(
-                "line {} of {path}{place} is not what the plan gives: {}",
+                "line {} of {path}{place} does not match the plan: {}",
                 at + 1,
                 line.trim()
             ));
         }
         if found.lines().count() != expected.lines().count() {
-            return Err(format!("{path} does not end where the plan's does"));
+            return Err(format!("{path} does not end as the plan's source does"));
         }
     }
     Ok(sharing::proved(proof))
 }
 
-/// Returns the file of a stage in a form.
+/// Returns the file of a stage in a format.
 fn form_of(stage: &schema::StageFiles, form: Form) -> Option<&String> {
     match form {
         Form::Torchscript => stage.files.torchscript.as_ref(),
@@ -343,16 +343,16 @@ fn failure(answer: &Verified) -> Failure {
         let VerifiedExchange { phase, collective, bytes, planned_bytes, .. } = other;
         let planned = planned_bytes.unwrap_or_default();
         message = format!(
-            "the stages exchange {bytes} bytes by {collective} in the {phase} pass, and the plan says {planned}"
+            "the stages exchange {bytes} bytes by {collective} in the {phase} pass, the plan has {planned}"
         );
     }
     let hint = match shards {
         Some(_) if !answer.float64 => {
-            "sums of parts round otherwise than whole ones: --float64 tells rounding from faults; edited stages are written anew \
-             by emit"
+            "sums of parts round differently from whole ones: --float64 separates rounding from faults; to replace edited stages, run \
+             emit again"
         }
         _ => {
-            "emit the stages again; a model traced with dropout is random where stages draw in another order: trace it in eval \
+            "emit the stages again; a model traced with dropout differs because stages draw random numbers in another order: trace it in eval \
              mode, or raise --tolerance"
         }
     };
@@ -368,10 +368,7 @@ fn text(answer: &Verified, tolerance: f64) -> String {
         text.push_str(&format!("{form:<11}  NOT compared: {reason}\n"));
     }
     if let Some(proved) = &answer.proved {
-        text.push_str(&format!(
-            "proved: {}; the sources are those of the plan\n",
-            sharing::proved_text(proved)
-        ));
+        text.push_str(&format!("proved: {}; the sources match the plan\n", sharing::proved_text(proved)));
     }
     if let Some(reason) = &answer.unproved {
         text.push_str(&format!("NOT proved: {reason}\n"));
@@ -412,7 +409,7 @@ fn of_form(form: &VerifiedForm) -> String {
     let is_lost = |(whole, stages): &(f64, f64)| !whole.is_finite() && !stages.is_finite();
     if let Some(step) = form.losses.iter().position(is_lost) {
         text.push_str(&format!(
-            "  no numbers from step {} on, in the whole model as in the stages: random data make its training diverge\n",
+            "  NaN or infinity from step {} on, in the whole model and in the stages: training on random data diverges\n",
             step + 1
         ));
     }
@@ -440,7 +437,7 @@ fn of_shards(shards: &VerifiedShards) -> String {
         let planned = match planned_bytes {
             Some(planned) if planned == bytes => "as planned".to_string(),
             Some(planned) => format!("PLANNED {planned}"),
-            None => "what was planned is not recorded".to_string(),
+            None => "the plan has no number".to_string(),
         };
         text.push_str(&format!(
             "{:11}  exchanged   {phase}, {collective} {calls}: {bytes} bytes, {planned}\n",

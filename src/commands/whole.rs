@@ -1,9 +1,9 @@
 //! The whole model, ready to run on a device.
 //!
-//! A trace says by name where it made tensors (`torch.arange(…, device=torch.device("cpu"))`), and libtorch runs it as it is
-//! written: on a GPU such a model stops at the first of them. Stages make tensors where their inputs are; so the whole as one
-//! stage stands in for an archive that names another device, for one whose weights lie in a checkpoint, and for one whose types
-//! depend on numbers that the archive holds as tensors.
+//! A trace names the device of each tensor that it makes (`torch.arange(…, device=torch.device("cpu"))`), and libtorch
+//! runs it as written: on a GPU such a model stops at the first of them. Stages make tensors on the device of their
+//! inputs; so the whole model as one stage replaces an archive that names another device, one whose weights are in a
+//! checkpoint, and one whose types depend on numbers that the archive stores as tensors.
 
 use std::path::{Path, PathBuf};
 
@@ -15,27 +15,27 @@ use tracer::{Constant, Operand, Program, Role};
 use super::emit::{CutAt, EmitRequest, emit};
 use crate::{failure::Failure, files::Beside, model::is_exported, stages::Stages, workspace::ModelFile};
 
-/// A whole model, and the folder that it lies in where it had to be written.
+/// A whole model, and the folder that contains it if it had to be written.
 pub struct Whole {
-    /// What is run.
+    /// The file to run.
     pub archive: PathBuf,
     /// The model's inputs that its `forward` takes, in order.
     pub inputs: Vec<usize>,
-    /// Which of its results the model returns, in order; nothing where they are as they come.
+    /// The positions of the model's outputs among its results; `None` if they are the same.
     pub outputs: Option<Vec<usize>>,
-    /// Set for a program of torch.export, which a Python interpreter alone runs.
+    /// Set for a program of torch.export, which only a Python interpreter runs.
     pub exported: Option<Exported>,
     _written: Option<Beside>,
 }
 
-/// What `torch.export.load` does not say of a program.
+/// Facts about a program that `torch.export.load` does not return.
 pub struct Exported {
-    /// Names of parameters that are one: each gets memory of its own there.
+    /// Names of each tied parameter: each name gets memory of its own there.
     pub tied: Vec<Vec<String>>,
 }
 
-/// Returns the model as it can run on a device, as its file has it where some process can run that: a program of torch.export runs
-/// in a Python interpreter.
+/// Returns the model for a device, in its own file if some process can run that: a program of torch.export runs in a
+/// Python interpreter.
 pub fn as_given(model: &ModelFile, weights: Option<&Path>, device: &str) -> Result<Whole, Failure> {
     if is_exported(&model.program) && weights.is_none() && names_only(&model.program, device) {
         crate::weights::require(model)?;
@@ -44,14 +44,14 @@ pub fn as_given(model: &ModelFile, weights: Option<&Path>, device: &str) -> Resu
     on(model, weights, device)
 }
 
-/// Returns the model as it can run in libtorch on a device, with its weights from a checkpoint where one is named.
+/// Returns the model for libtorch on a device, with the weights of a checkpoint if one is given.
 pub fn on(model: &ModelFile, weights: Option<&Path>, device: &str) -> Result<Whole, Failure> {
     let program = &model.program;
     model.require_gradients()?;
     if weights.is_none() {
         crate::weights::require(model)?;
     }
-    // Without TorchScript's optimizer, which adds gradients up in an order of its own, numbers of Python are tensors.
+    // Without TorchScript's optimizer, which sums gradients in another order, numbers of Python are tensors.
     let is_right = !codegen::needs_scalars(program, &codegen::facts(program));
     if weights.is_none() && is_right && names_only(program, device) && !is_exported(program) {
         return Ok(unchanged(model));
@@ -100,7 +100,7 @@ pub fn as_one_stage(model: &ModelFile, weights: Option<&Path>) -> Result<Whole, 
     Ok(Whole { archive, inputs, outputs: Some(outputs), exported: None, _written: Some(folder) })
 }
 
-/// Tells whether every device that a program names is of the wanted sort.
+/// Tells whether every device that a program names is of the given kind.
 fn names_only(program: &Program, device: &str) -> bool {
     let sort = |name: &str| name.split(':').next().unwrap_or_default().to_string();
     let wanted = sort(device);

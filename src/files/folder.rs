@@ -1,7 +1,7 @@
-//! A folder that appears whole or not at all: written beside its place, then renamed.
+//! A folder that appears whole or not at all: written under a temporary name next to its place, then renamed.
 //!
-//! With `--force` it takes the place of one that we wrote. What else lies there, checkpoints or a task, is linked into the new one
-//! before the two change places, so that at any moment it is where it was.
+//! With `--force` it replaces a folder of this program. Other files in that folder, checkpoints or a task, are linked
+//! into the new one before the two exchange places, so that they are in place at any moment.
 
 use std::{
     collections::BTreeSet,
@@ -21,13 +21,13 @@ use crate::{
     unfinished,
 };
 
-/// A folder that is gone with its owner, unless it was renamed.
+/// A folder that is removed with its owner, unless it was renamed.
 #[derive(Debug)]
 pub struct Beside {
     path: PathBuf,
-    /// Locked for as long as we live.
+    /// Locked as long as this process lives.
     lock: Option<fs::File>,
-    /// Removing folders takes two of the files that a process may open; they are held for that.
+    /// Removing folders takes two of the file descriptors that a process may open; they are reserved here.
     _reserve: Option<fs::File>,
 }
 
@@ -35,7 +35,7 @@ impl Beside {
     /// Makes a folder in another.
     pub fn in_folder(parent: &Path) -> io::Result<Self> {
         unfinished::sweep(parent);
-        // Whoever drops a `TempDir` needs files to remove it, and only ours are reserved.
+        // Dropping a `TempDir` opens files, and only those of `Beside` are reserved: its folder is removed by hand.
         let make = || builder(0o777).tempdir_in(parent).map(tempfile::TempDir::keep);
         let (path, lock) = unfinished::make_locked(make, Clone::clone)?;
         let mut beside = Self { path, lock, _reserve: None };
@@ -43,21 +43,21 @@ impl Beside {
         Ok(beside)
     }
 
-    /// Makes a folder for what is needed only while the command runs.
+    /// Makes a folder for temporary files of the command.
     pub fn scratch() -> Result<Self, Failure> {
         let folder = std::env::temp_dir();
         Self::in_folder(&folder).map_err(|error| {
             Failure::input(format!("cannot write in {}: {}", folder.display(), without_path(&error)))
-                .with_hint("TMPDIR names the folder for temporary files")
+                .with_hint("set TMPDIR to another folder for temporary files")
         })
     }
 
-    /// Returns its place.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives a file in it the name that it was made for.
+    /// Renames a file in it to its final name.
     pub fn release(&self, file: &Path, target: &Path) -> io::Result<()> {
         let mut making = unfinished::making();
         fs::rename(file, target)?;
@@ -70,7 +70,7 @@ impl Drop for Beside {
     fn drop(&mut self) {
         let mut making = unfinished::making();
         (self.lock, self._reserve) = (None, None);
-        // It has its name, or a run that sweeps will do it.
+        // Either it has its final name, or a later run removes it.
         let _ = fs::remove_dir_all(&self.path);
         making.given_up(&self.path);
     }
@@ -80,13 +80,13 @@ impl Drop for Beside {
 pub struct Folder {
     target: PathBuf,
     beside: Beside,
-    /// What lies in the folder that is replaced.
+    /// The folder that is replaced.
     replaced: Option<Replaced>,
 }
 
-/// A folder that we wrote.
+/// A folder of this program.
 struct Replaced {
-    /// Paths of the files in it that are ours, as its manifest has them.
+    /// Paths of the files in it that this program wrote, by its manifest.
     listed: BTreeSet<String>,
 }
 
@@ -94,17 +94,17 @@ impl Replaced {
     fn read(folder: &Path) -> Result<Self, Failure> {
         let path = folder.join(MANIFEST);
         if !path.is_file() {
-            let message = format!("{} holds something else, it has no {MANIFEST}", folder.display());
+            let message = format!("{} is not a folder of stages: it has no {MANIFEST}", folder.display());
             return Err(Failure::input(message).with_hint("choose another folder"));
         }
         let broken = |error: serde_json::Error| {
-            Failure::input(format!("{}: {error}, so nothing says which files are ours", path.display()))
+            Failure::input(format!("{}: {error}, so the files to replace are unknown", path.display()))
                 .with_hint("choose another folder, or remove this one")
         };
         let manifest: Manifest = serde_json::from_slice(&read_bytes(&path)?).map_err(broken)?;
         let mut listed: BTreeSet<String> = manifest.files.keys().cloned().collect();
         if listed.is_empty() {
-            // Earlier versions did not list them.
+            // Manifests of earlier versions did not list them.
             listed.extend(EARLIER.iter().map(ToString::to_string));
             let of_stages = manifest.stages.into_iter().map(|stage| stage.files);
             let of_stages = of_stages.flat_map(|files| [files.torchscript, files.python, files.weights]);
@@ -114,7 +114,8 @@ impl Replaced {
         Ok(Self { listed })
     }
 
-    /// Lists what is not ours: files, links and empty folders. What Python compiled is made again when it is needed.
+    /// Lists files, links and empty folders that this program did not write. Python's compiled files are left out: they
+    /// are made again when needed.
     fn foreign(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
         let is_ours = |path: &Path| {
             let is_compiled = path.components().any(|part| part.as_os_str() == "__pycache__");
@@ -123,7 +124,7 @@ impl Replaced {
         Ok(folder_files::all(folder)?.into_iter().filter(|path| !is_ours(path)).collect())
     }
 
-    /// Lets what is not ours lie in both folders; refuses where the new one has something of the same name.
+    /// Links the files of others into both folders; refuses if the new one has a file of the same name.
     fn carry(&self, from: &Path, to: &Path, shown: &Path) -> Result<(), Failure> {
         let foreign =
             self.foreign(from).map_err(|error| Failure::input(format!("{}: {error}", shown.display())))?;
@@ -153,7 +154,7 @@ impl Replaced {
     }
 }
 
-/// What earlier versions wrote into every folder, beside the stages.
+/// Files that earlier versions wrote into every folder outside the stages.
 const EARLIER: [&str; 17] = [
     "exports/README.md",
     "exports/deepspeed_parts.py",
@@ -174,7 +175,7 @@ const EARLIER: [&str; 17] = [
     "train.py",
 ];
 
-/// Gives a file, a link or an empty folder a second place, below the same path of another folder.
+/// Links a file, a link or an empty folder into another folder, at the same relative path.
 fn link(from: &Path, to: &Path, path: &Path) -> io::Result<()> {
     let mut below = PathBuf::new();
     for part in path.parent().into_iter().flat_map(Path::components) {
@@ -185,7 +186,7 @@ fn link(from: &Path, to: &Path, path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(&from)?.is_dir() { make_like(&from, &to) } else { fs::hard_link(from, to) }
 }
 
-/// Makes a folder with the rights of another, unless it is there.
+/// Makes a folder with the permissions of another, unless it exists.
 fn make_like(from: &Path, to: &Path) -> io::Result<()> {
     match fs::create_dir(to) {
         Ok(()) => fs::set_permissions(to, fs::metadata(from)?.permissions()),
@@ -208,14 +209,14 @@ fn is_one_file(_one: &Path, _other: &Path) -> bool {
 }
 
 impl Folder {
-    /// Begins a folder. One that holds anything is refused, unless `force` is given and we wrote it.
+    /// Starts a folder. A target with any content is refused, unless `force` is given and this program wrote it.
     pub fn create(target: &Path, force: bool) -> Result<Self, Failure> {
         let shown = target.display();
-        // `out/` is `out`; a link is seen only without the slash.
+        // `out/` becomes `out`: a link is recognised only without the slash.
         let target: PathBuf = target.components().collect();
         if target.file_name().is_none() {
             return Err(Failure::input(format!("{shown} cannot be replaced"))
-                .with_hint("name a folder that is new, such as out"));
+                .with_hint("name a new folder, such as out"));
         }
         let mut replaced = None;
         match fs::symlink_metadata(&target) {
@@ -247,11 +248,11 @@ impl Folder {
         Ok(Self { target, beside, replaced })
     }
 
-    /// Returns the place of a file while the folder is written.
+    /// Returns the path of a file while the folder is written.
     pub fn path(&self, relative: &str) -> Result<PathBuf, Failure> {
         let path = self.beside.path().join(relative);
         let mut folder = self.beside.path().to_path_buf();
-        // One by one: if the folder was removed by a signal, it must not come back.
+        // Folders are made one by one: one that a signal has removed must not be made again.
         for part in Path::new(relative).parent().into_iter().flat_map(Path::components) {
             folder.push(part);
             match fs::create_dir(&folder) {
@@ -265,7 +266,7 @@ impl Folder {
         Ok(path)
     }
 
-    /// Puts the folder into its place.
+    /// Moves the folder to its place.
     pub fn finish(self) -> Result<(), Failure> {
         let in_target =
             |error: io::Error| Failure::input(format!("cannot write {}: {error}", self.target.display()));
@@ -279,17 +280,18 @@ impl Folder {
         let carry = |from: &Path, to: &Path| replaced.carry(from, to, &self.target);
         carry(&self.target, beside)?;
         let mut making = unfinished::making();
-        // While it lies beside, nobody takes the old folder for a leftover.
+        // While the old folder has a temporary name, no other run may take it for a leftover.
         let _lock = unfinished::keep(&self.target);
-        // In one step where the system can: there is never no folder. What was replaced then lies beside, and goes.
+        // In one step if the system can: then there is always a folder in place. The replaced one gets the temporary
+        // name and is removed.
         if exchange(beside, &self.target) {
             making.finished(beside, &self.target);
-            // What was written there meanwhile, such as a checkpoint of a training that runs.
+            // Files that were written there since, such as a checkpoint of a running training.
             let carried = carry(beside, &self.target);
             making.begun(beside);
             return carried;
         }
-        // The old folder steps aside first; if the new one cannot come, it steps back.
+        // The old folder is renamed first; if the new one cannot be moved, it is renamed back.
         let old = beside.with_extension("old");
         fs::rename(&self.target, &old).map_err(in_target)?;
         if let Err(error) = fs::rename(beside, &self.target) {
@@ -302,7 +304,7 @@ impl Folder {
     }
 }
 
-/// Lets two folders change places; tells whether that could be done.
+/// Exchanges the places of two folders; returns whether the system can.
 #[cfg(target_os = "linux")]
 fn exchange(one: &Path, other: &Path) -> bool {
     use rustix::fs::{CWD, RenameFlags, renameat_with};

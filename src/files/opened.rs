@@ -1,4 +1,4 @@
-//! A file that is read where it is needed, and that must stay what it was meanwhile.
+//! A file that is read on demand, and that must not change meanwhile.
 
 use std::{
     fs, io,
@@ -9,18 +9,18 @@ use std::{
 use super::read::check_regular;
 use crate::failure::Failure;
 
-/// An open file. What is not asked for is not read.
+/// An open file. Only requested parts are read.
 #[derive(Debug)]
 pub struct Opened {
     path: PathBuf,
     file: fs::File,
     state: State,
-    /// Where reading moves the file's only place, one thread reads at a time.
+    /// If reading moves the file's only position, one thread reads at a time.
     #[cfg(not(unix))]
     turn: std::sync::Mutex<()>,
 }
 
-/// Tells a file from what it was before, and from another of its name.
+/// Distinguishes a file from its earlier content, and from another file of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
     length: u64,
@@ -30,7 +30,7 @@ pub struct State {
 }
 
 impl State {
-    /// Returns what is known of a file now.
+    /// Returns the present state of a file.
     pub fn of(data: &fs::Metadata) -> Self {
         Self {
             length: data.len(),
@@ -59,24 +59,24 @@ pub fn open(path: &Path) -> Result<Opened, Failure> {
     })
 }
 
-/// The failure of a file that somebody else writes.
+/// The failure for a file that changed while it was read.
 pub fn changed(path: &Path) -> Failure {
     Failure::input(format!("{} was changed while it was read", path.display()))
-        .with_hint("wait until it is written, or copy it first")
+        .with_hint("wait until it is complete, or copy it first")
 }
 
 impl Opened {
-    /// Returns its place.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns what it was when it was opened.
+    /// Returns its state when it was opened.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Returns its first bytes, so many at the most.
+    /// Returns its first bytes, at most the given number.
     pub fn start(&self, most: usize) -> Result<Vec<u8>, Failure> {
         let length = usize::try_from(self.state.length).unwrap_or(usize::MAX).min(most);
         let mut bytes = vec![0; length];
@@ -84,13 +84,13 @@ impl Opened {
         Ok(bytes)
     }
 
-    /// Returns all of it as text; `None` where it is none.
+    /// Returns all of it as text; `None` if it is not text.
     pub fn text(&self) -> Result<Option<String>, Failure> {
-        // Weights are no text from the beginning: they are not read to find that out.
+        // Files of weights are not text from the first bytes on: they are not read further.
         let start = self.start(1 << 16)?;
         let is_text = match std::str::from_utf8(&start) {
             Ok(_) => true,
-            // A character that is cut off.
+            // The last character may be truncated.
             Err(error) => error.error_len().is_none(),
         };
         if !is_text {
@@ -99,7 +99,7 @@ impl Opened {
         Ok(String::from_utf8(self.start(usize::MAX)?).ok())
     }
 
-    /// Returns what was made of it, unless it has become another file meanwhile: then that is what is wrong.
+    /// Returns the result, or the failure for a changed file if it changed meanwhile: then that is the cause.
     pub fn unless_changed<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
         let now = fs::metadata(&self.path).map(|data| State::of(&data));
         if now.is_ok_and(|now| now == self.state) { result } else { Err(changed(&self.path)) }

@@ -1,4 +1,4 @@
-//! Files that are read whole, and why one cannot be.
+//! Files that are read whole, and the errors of reading.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ pub fn read_start(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// Refuses what is no file, and says why.
+/// Refuses everything but regular files, with the reason.
 pub(super) fn check_regular(path: &Path) -> Result<(), Failure> {
     let data = fs::metadata(path).map_err(|error| missing(path, &error))?;
     if data.is_file() {
@@ -44,14 +44,14 @@ pub(super) fn check_regular(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// A file that cannot be looked at; where its folder has one of nearly the same name, that is likely meant.
+/// The failure for a file that cannot be opened; names a file of nearly the same name in its folder.
 fn missing(path: &Path, error: &std::io::Error) -> Failure {
     let failure = Failure::input(format!("{}: {error}", path.display()));
     if path == Path::new("-") {
-        return failure.with_hint("files are read by their path, not from standard input");
+        return failure.with_hint("give the path of a file; standard input is not read");
     }
     if let Ok(target) = fs::read_link(path) {
-        return failure.with_hint(format!("it is a link to {}, which is not there", target.display()));
+        return failure.with_hint(format!("it is a link to {}, which does not exist", target.display()));
     }
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let near = fs::read_dir(parent(path)).into_iter().flatten().flatten();

@@ -1,11 +1,11 @@
-//! Files that are written whole or not at all: beside their place, then renamed.
+//! Files that are written whole or not at all: under a temporary name, then renamed.
 
 use std::{fs, io::Write, path::Path};
 
 use super::read::parent;
 use crate::{failure::Failure, unfinished};
 
-/// Writes a file whole or not at all. A link is followed; a device or pipe is written as it stands.
+/// Writes a file whole or not at all. A link is followed; a device or pipe is written to directly.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let in_file = |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", path.display()));
     let is_link = fs::symlink_metadata(path).is_ok_and(|data| data.is_symlink());
@@ -27,12 +27,13 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let (mut file, _lock) =
         unfinished::make_locked(|| builder(0o666).tempfile_in(&folder), |file| file.path().to_path_buf())
             .map_err(|error| not_in(path, &folder, error))?;
-    // Through the file itself: its wrapper would name what is beside, which is nothing to anybody.
+    // Written through the file itself: errors of its wrapper would contain the temporary name, which means nothing to
+    // users.
     file.as_file_mut().write_all(bytes).map_err(in_file)?;
     if let Ok(data) = fs::metadata(&place) {
         fs::set_permissions(file.path(), data.permissions()).map_err(in_file)?;
     }
-    // A full disk of a server is told here or never.
+    // A server's full disk is reported here or never.
     file.as_file().sync_all().map_err(in_file)?;
     let mut making = unfinished::making();
     let beside = file.path().to_path_buf();
@@ -41,14 +42,14 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns what the system says, without the name of what lies beside: it is nothing to anybody.
+/// Returns the system's message without the temporary name, which means nothing to users.
 pub(super) fn without_path(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" at path ").next().unwrap_or_default().to_string()
 }
 
 fn not_in(path: &Path, parent: &Path, error: std::io::Error) -> Failure {
-    // The temporary file's name is nothing to anybody.
+    // The temporary name means nothing to users.
     let error = without_path(&error);
     let failure = Failure::input(format!("cannot write {}: {error}", path.display()));
     if parent.is_dir() {
@@ -58,7 +59,7 @@ fn not_in(path: &Path, parent: &Path, error: std::io::Error) -> Failure {
     }
 }
 
-/// Returns a maker of unfinished things; `mode` is what the user's mask allows at most.
+/// Returns a builder of temporary files and folders; `mode` is limited by the user's umask.
 pub(super) fn builder(mode: u32) -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(unfinished::UNFINISHED);

@@ -1,4 +1,5 @@
-//! Which strategy each operator takes: the search is `partitioner`'s, over a table of the seconds of strategies and exchanges.
+//! The choice of each operator's strategy: the search of `partitioner`, over a table of the seconds of strategies and
+//! exchanges.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -12,39 +13,39 @@ use graph::{
 use partitioner::inside::{Choices, Cost, Matrix, eliminate};
 use schema::SequenceParallel;
 
-/// What joins the devices of a group, and what they are.
+/// A group of devices, and the costs of its strategies.
 pub struct Group<'a> {
-    /// How many.
+    /// Number of devices.
     pub degree: u64,
-    /// Seconds of an exchange of a value of so many bytes, all devices' together.
+    /// Seconds of an exchange of a value of the given bytes over all devices.
     pub seconds: &'a dyn Fn(Collective, u64) -> f64,
-    /// Seconds that a kernel takes to be launched, whatever it does.
+    /// Launch overhead of a kernel in seconds.
     pub launch: f64,
-    /// Seconds in a step for each byte of parameters that a device holds.
+    /// Seconds per step and byte of parameters on a device, for the optimizer.
     pub per_byte: f64,
-    /// What is added for an operator that each device does whole: who asks for layers to be shared wants their arithmetic shared,
-    /// also where the host's calls take longer.
+    /// Penalty for an operator that each device does whole: users who share layers want their arithmetic shared, even
+    /// if the host's calls take longer.
     pub whole: &'a dyn Fn(OperatorId) -> f64,
-    /// What devices are to hold of values between products, and what each exchange costs more that is of the other kind.
+    /// The form of values between matrix products, and the penalty of each exchange of the other form.
     pub sequences: Option<(SequenceParallel, f64)>,
-    /// Weights are whole, and no product takes a part of one: devices have samples or positions each.
+    /// Weights are whole, and no product takes a part of one: each device has samples or positions.
     pub keeps_weights: bool,
-    /// Layouts of stored tensors that are not to be chosen.
+    /// Fixed layouts of stored tensors.
     pub given: &'a BTreeMap<TensorId, Layout>,
 }
 
-/// What was chosen.
+/// The chosen strategies.
 pub struct Chosen {
-    /// For each operator and stored tensor.
+    /// Per operator and stored tensor.
     pub choice: Choice,
-    /// What it costs, by the times that it was chosen by.
+    /// Its cost, by the times of the choice.
     pub seconds: f64,
-    /// What no choice costs less than.
+    /// A lower bound on the cost of any choice.
     pub bound: f64,
 }
 
-/// Chooses the fastest strategies; `seconds` are those of each operator done whole, and those of
-/// them that smaller parts make less.
+/// Chooses the fastest strategies; `seconds` are those of each whole operator, and the part of them that shrinks with
+/// its share.
 pub fn choose(
     look: &Look<'_>,
     group: &Group<'_>,
@@ -69,7 +70,7 @@ pub fn choose(
     Some(Chosen { choice: Choice { strategies, tensors }, seconds: found.value, bound: found.bound })
 }
 
-/// The choices of a graph: a node for each operator, for each stored tensor, and for each value that several take.
+/// The choices of a graph: a node per operator, per stored tensor, and per value that several operators take.
 struct Table<'a> {
     look: &'a Look<'a>,
     graph: &'a ModelGraph,
@@ -79,7 +80,7 @@ struct Table<'a> {
     stored: HashSet<Source>,
     choices: Choices,
     tensor_node: HashMap<TensorId, usize>,
-    /// Layouts by pick, of nodes that are stored tensors.
+    /// Layouts by pick, for nodes of stored tensors.
     layouts: HashMap<usize, Vec<Layout>>,
     edges: BTreeMap<(usize, usize), Vec<f64>>,
 }
@@ -134,7 +135,7 @@ impl<'a> Table<'a> {
             let divisible = (divisible - self.group.launch).max(0.0);
             let part = whole - divisible + divisible / self.group.degree as f64;
             let cost = |way: &Strategy| Cost {
-                // What is as good either way is done whole, without exchanges to come.
+                // Of equal choices, whole operators are preferred: they need no later exchanges.
                 seconds: if cuts_weights(way) {
                     f64::INFINITY
                 } else if matches!(way.gives, Layout::First(_)) && (is_dense || stays) {
@@ -155,11 +156,11 @@ impl<'a> Table<'a> {
         self.group.keeps_weights.then(|| stored(self.graph, &self.leaves))
     }
 
-    /// Returns what exchanges cost more that hold values in another way than is asked for.
+    /// Returns the penalty of exchanges that hold values in another form than requested.
     fn otherwise(&self, steps: &[Exchange], source: Source, rank: usize, has_gradient: bool) -> f64 {
         let Some((held, cost)) = self.group.sequences.filter(|_| has_gradient) else { return 0.0 };
         let is_other = |step: &&Exchange| match (held, step) {
-            // Norms of parts have whole weights, products do not.
+            // Norms over parts have whole weights, products do not.
             (SequenceParallel::On, Exchange::Copy) => rank > 1 || !self.stored.contains(&source),
             (SequenceParallel::On, Exchange::Reduce) => !self.stored.contains(&source),
             (SequenceParallel::On, Exchange::Scatter(slice)) => {
@@ -229,7 +230,8 @@ impl<'a> Table<'a> {
         self.flush();
     }
 
-    /// Joins makers of values with their takers; where several take one, what is exchanged once serves all that want the same.
+    /// Joins the producers of values with their consumers; of several consumers, all that want the same layout share
+    /// one exchange.
     fn values(&mut self) {
         let mut uses: BTreeMap<ValueId, Vec<Use>> = BTreeMap::new();
         self.each_use(|source, one| {
@@ -267,7 +269,7 @@ impl<'a> Table<'a> {
             needs.sort_unstable();
             needs.dedup();
             let has_gradient = value.fact.tensors().iter().any(|tensor| tensor.requires_grad);
-            // What it is made as, and what else it is made into.
+            // The layout as produced, and the layouts that exchanges make of it.
             let mut states: Vec<(Layout, Option<Vec<Exchange>>)> = Vec::new();
             for kind in &kinds {
                 states.push((*kind, None));
@@ -305,7 +307,7 @@ impl<'a> Table<'a> {
         self.flush();
     }
 
-    /// What the model returns is whole.
+    /// The model's outputs are whole.
     fn outputs(&mut self) {
         for id in &self.graph.outputs {
             let value = self.graph.value(*id);
@@ -331,14 +333,14 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Joins a node whose picks are layouts with one that takes them.
+    /// Joins a node whose picks are layouts with a consumer.
     fn join(&mut self, node: usize, layouts: &[Layout], one: &Use, bytes: u64) {
         let cells: Vec<f64> =
             layouts.iter().flat_map(|layout| self.costs(*layout, one, bytes, None)).collect();
         self.add((node, one.operator), cells);
     }
 
-    /// Returns what each strategy of a taker costs in exchanges of one operand, of which some are made already.
+    /// Returns the cost of exchanges of one operand, for each strategy of a consumer, with some of them already made.
     fn costs(&self, from: Layout, one: &Use, bytes: u64, made: Option<&[Exchange]>) -> Vec<f64> {
         let leaf = &self.leaves[one.operator][one.leaf];
         let has_gradient = leaf.has_gradient;
@@ -361,7 +363,7 @@ impl<'a> Table<'a> {
             collective.map_or(0.0, |collective| launch + (self.group.seconds)(collective, bytes))
         };
         let one = |step: &Exchange| {
-            // A slice is a copy, too: what costs nothing would be done for nothing.
+            // A slice is a copy, too: at no cost, useless ones would be chosen.
             let least = self.group.launch * 0.01;
             of(step.forward(self.group.degree)).max(least)
                 + if has_gradient { of(step.backward(self.group.degree)) } else { 0.0 }
@@ -370,7 +372,7 @@ impl<'a> Table<'a> {
     }
 
     fn add(&mut self, (a, b): (usize, usize), cells: Vec<f64>) {
-        // An operator that takes what it makes itself there is not.
+        // An operator that consumes its own result has no edge.
         match self.edges.get_mut(&(a, b)) {
             Some(known) => known.iter_mut().zip(cells).for_each(|(cell, more)| *cell += more),
             None => {
@@ -387,8 +389,8 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Tells whether operators of a class work with weights that devices would share otherwise.
-/// Returns stored tensors, and what is made of nothing else, as casts of them are.
+/// Tells whether operators of a class work with weights that devices would share in another way. Returns stored
+/// tensors, and values made only of them, such as casts.
 fn stored(graph: &ModelGraph, leaves: &[Vec<graph::layout::Leaf>]) -> HashSet<Source> {
     let mut found: HashSet<Source> =
         (0..graph.tensors.len() as u32).map(|id| Source::Tensor(TensorId(id))).collect();

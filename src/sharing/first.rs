@@ -1,4 +1,4 @@
-//! `--on-first`: calls that the first device of a group does alone, as FlexFlow places the dense layers of AlexNet.
+//! `--on-first`: calls that only the first device of a group runs, as FlexFlow places the dense layers of AlexNet.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use tracer::{Operand, Role};
 
 use crate::{failure::Failure, nearest};
 
-/// Tells whether dense layers are to lie on the first device where that is faster.
+/// Tells whether dense layers are to be on the first device if that is faster.
 pub fn is_auto(calls: &[String]) -> bool {
     calls == ["auto"]
 }
 
-/// Returns the layouts of weights: those of the calls on the first device, all others whole. Those that are free have none.
+/// Returns the layouts of weights: those of the calls on the first device, all others whole. Free ones are absent.
 ///
 /// # Errors
-/// When there are no such calls, or they have no weights.
+/// If there are no such calls, or they have no weights.
 pub fn given(graph: &ModelGraph, calls: &[String]) -> Result<BTreeMap<TensorId, Layout>, Failure> {
     let mut found: BTreeMap<TensorId, Layout> =
         graph.tensors.iter().map(|tensor| (tensor.id, Layout::Whole)).collect();
@@ -36,7 +36,7 @@ pub fn given(graph: &ModelGraph, calls: &[String]) -> Result<BTreeMap<TensorId, 
             let paths = graph.blocks.iter().map(|block| block.path.as_str());
             let meant = nearest::meant(call, paths.clone().filter(|path| !path.is_empty()), 3);
             return Err(Failure::input(if paths.clone().any(|path| path == call) {
-                format!("--on-first {call}: the call has no weights that could lie on one device")
+                format!("--on-first {call}: the call has no weights that could be on one device")
             } else {
                 format!("--on-first {call}: the model has no such call{meant}")
             }));
@@ -51,12 +51,12 @@ pub fn given(graph: &ModelGraph, calls: &[String]) -> Result<BTreeMap<TensorId, 
 /// Returns the layout of a weight on the first device.
 ///
 /// # Errors
-/// When it is none that has rows.
+/// If it is a tensor without rows.
 pub fn layout(tensor: &StoredTensor) -> Result<Layout, Failure> {
     match tensor.shape.first() {
         Some(rows) if tensor.role == Role::Parameter => Ok(Layout::First(*rows)),
         _ => Err(Failure::input(format!(
-            "`{}` cannot lie on the first device alone: only parameters that have dimensions can",
+            "`{}` cannot be on the first device only: it is not a parameter with dimensions",
             tensor.path
         ))),
     }
@@ -65,7 +65,7 @@ pub fn layout(tensor: &StoredTensor) -> Result<Layout, Failure> {
 /// Refuses programs that would send weights of the first device to the others.
 ///
 /// # Errors
-/// When an operator cannot be computed on the first device alone.
+/// If an operator cannot be computed on the first device alone.
 pub fn check(made: &Sharded, graph: &ModelGraph) -> Result<(), Failure> {
     for (node, exchange) in &made.exchanges {
         let node = &made.program.nodes[node.index()];
@@ -74,8 +74,8 @@ pub fn check(made: &Sharded, graph: &ModelGraph) -> Result<(), Failure> {
         };
         if made.on_first.contains_key(id) && !matches!(exchange, Exchange::Lend(_)) {
             return Err(Failure::no(format!(
-                "`{}` cannot lie on the first device alone: an operator that takes it is none that computes rows of samples by \
-                 themselves, {} of them at a time",
+                "`{}` cannot be on the first device only: an operator that takes it does not compute rows of samples \
+                 independently, {} of them at a time",
                 graph.tensor(*id).path,
                 made.degree
             ))

@@ -1,4 +1,4 @@
-//! The model as one device of a group runs it, and a cluster whose devices are such groups.
+//! One device's share of a model, and a cluster whose devices are groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,54 +24,54 @@ use crate::{cost_models::CostModels, failure::Failure, nearest, operations::oper
 /// A model that devices share.
 #[derive(Clone)]
 pub struct SharedModel {
-    /// What one device runs; stored tensors have the sizes of a part.
+    /// The program of one device; stored tensors have the sizes of a part.
     pub program: Program,
-    /// How many devices share it.
+    /// Number of devices that share it.
     pub degree: u64,
-    /// The dimension along which images lie in bands; none where weights and values are cut evenly.
+    /// The dimension along which images are in bands; `None` if weights and values are cut into equal slices.
     pub bands: Option<usize>,
-    /// Where stored tensors are cut.
+    /// The cuts of stored tensors.
     pub cuts: BTreeMap<TensorId, Slice>,
-    /// Stored tensors that the first device alone has.
+    /// Stored tensors that only the first device has.
     pub on_first: BTreeSet<TensorId>,
     /// Exchanges by their node.
     pub exchanges: BTreeMap<NodeId, Exchange>,
-    /// What operators bring together while they run, by their node.
+    /// Exchanges inside operators, by their node.
     pub inside: BTreeMap<NodeId, Inside>,
-    /// Values of which devices have unequal numbers of rows.
+    /// Values with unequal numbers of rows on devices.
     pub uneven: BTreeSet<ValueId>,
-    /// What was proven of it.
+    /// The proof of the program.
     pub proof: Proof,
-    /// Share of the FLOPs that devices share; the rest each of them does.
+    /// Share of the FLOPs that is divided; every device does the rest.
     pub split_share: f64,
-    /// Operations of the whole model there and back, and the data type of most of them; none where some are not counted.
+    /// Operations of the whole model in both passes, and the data type of most of them; `None` if some are not counted.
     pub operations: Option<(f64, String)>,
-    /// What strategies cost by the times that they were chosen by, and the least that any cost.
+    /// The cost of the strategies by the times of the choice, and a lower bound on it.
     pub seconds: (f64, f64),
 }
 
-/// Seconds that an optimizer's step takes for each byte of parameters: these, their gradients and its state are read and written.
+/// Accesses to each byte of parameters in an optimizer's step: parameters, gradients and state are read and written.
 const TOUCHED: f64 = 7.0;
 
-/// What all operators that have FLOPs, or make images, would cost more if none were shared, in times of the whole model.
+/// The penalty, in times of the whole model, if no operator with FLOPs, or that makes images, is shared.
 const INSISTENCE: f64 = 10.0;
 
-/// What devices share of a model.
+/// The ways to share a model.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Way<'a> {
-    /// Layers: weights and values are cut as serves best.
+    /// Layers: weights and values are cut in the fastest way.
     Layers(Option<SequenceParallel>),
-    /// Images, which lie in bands of rows or of columns, as serves best.
+    /// Images, in bands of rows or of columns, whichever is faster.
     Bands,
-    /// Samples, or positions of their sequences, as serves best; weights are whole, but for those of calls that the first device
-    /// alone is to do.
+    /// Samples, or positions of their sequences, whichever is faster; weights are whole, except those of calls that
+    /// only the first device runs.
     Positions(&'a [String]),
-    /// What a plan says.
+    /// The cuts of a plan.
     Cuts(&'a indexmap::IndexMap<String, Cut>, Option<SequenceParallel>),
 }
 
 impl Way<'_> {
-    /// Tells whether each device has all weights: a plan without cuts says that, too.
+    /// Tells whether each device has all weights: so it is in a plan without cuts.
     fn keeps_weights(self) -> bool {
         match self {
             Way::Positions(_) => true,
@@ -80,7 +80,7 @@ impl Way<'_> {
         }
     }
 
-    /// Returns the option that asks for it.
+    /// Returns the option that requests it.
     pub fn option(self) -> &'static str {
         match self {
             Way::Bands => "--spatial",
@@ -89,7 +89,7 @@ impl Way<'_> {
         }
     }
 
-    /// Returns what devices are to hold of values between shared layers.
+    /// Returns the form of values between shared layers.
     pub fn sequence_parallel(self) -> Option<SequenceParallel> {
         match self {
             Way::Layers(held) | Way::Cuts(_, held) => held,
@@ -98,10 +98,10 @@ impl Way<'_> {
     }
 }
 
-/// Chooses how so many devices of a cluster share a model.
+/// Chooses how devices of a cluster share a model.
 ///
 /// # Errors
-/// When the devices cannot be grouped so, or the model cannot be shared.
+/// If the devices cannot be grouped so, or the model cannot be shared.
 pub fn shared_by(
     program: &Program,
     graph: &ModelGraph,
@@ -117,7 +117,7 @@ pub fn shared_by(
     let seconds = |id: OperatorId| {
         let one = predicted.operator(id);
         let whole = one.forward.seconds + one.input_gradient.seconds + one.weight_gradient.seconds;
-        // What a host or a launch takes does not become less with smaller parts.
+        // The time of the host or of a launch does not shrink with the parts.
         (whole, if one.is_launch_bound { 0.0 } else { whole })
     };
     let flops = |id: OperatorId| costs.operator(id).forward_flops as f64;
@@ -136,7 +136,7 @@ pub fn shared_by(
     let group = Group {
         whole: &|id| {
             let share = |own: f64, total: f64| if total > 0.0 { own / total } else { 0.0 };
-            // Who asks for bands wants no image whole, either.
+            // With bands, no image may stay whole, either.
             let of_bytes = if total_bytes > 0.0 { share(bytes(id), total_bytes) } else { 0.0 };
             INSISTENCE * total_seconds * share(flops(id), total_flops).max(of_bytes)
         },
@@ -152,7 +152,7 @@ pub fn shared_by(
         sequences: way.sequence_parallel().map(|held| (held, INSISTENCE * total_seconds)),
     };
     let no = || {
-        Failure::no(format!("no way was found for {degree} devices to share this model"))
+        Failure::no(format!("{degree} devices cannot share this model"))
             .with_hint(format!("leave out {}", way.option()))
     };
     let found = looks.iter().filter_map(|look| Some((look, choose(look, &group, &seconds)?)));
@@ -160,7 +160,7 @@ pub fn shared_by(
         found.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).ok_or_else(no)?;
     let made = sharded(program, look, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
     let proof = check(program, look, &chosen.choice, &made).map_err(|error| {
-        Failure::bug(format!("what one device runs is not what the whole model does: {error}"))
+        Failure::bug(format!("the program of one device does not match the whole model: {error}"))
     })?;
     let sum = |only_split: bool| -> f64 {
         let ids = (0..graph.operators.len()).filter(|at| !only_split || made.is_split[*at]);
@@ -174,7 +174,7 @@ pub fn shared_by(
         held_as_asked(&made.exchanges, held, degree)?;
     }
     if matches!(way, Way::Layers(_)) && look.images.is_none() && made.cuts.is_empty() {
-        // The plan will have no cuts, and is to mean the same when it is read.
+        // The plan will have no cuts, and must mean the same when it is read.
         return shared_by(program, graph, costs, (cluster, models), degree, Way::Positions(&[]));
     }
     first::check(&made, graph)?;
@@ -182,7 +182,9 @@ pub fn shared_by(
         return Err(Failure::no(format!(
             "no operator of this model can work on one of {degree} parts of its samples or sequences"
         ))
-        .with_hint("sizes that the number of devices divides; or --tensor-parallel, which cuts weights"));
+        .with_hint(
+            "choose sizes that the number of devices divides, or --tensor-parallel, which cuts weights",
+        ));
     }
     Ok(SharedModel {
         split_share: if total > 0.0 { sum(true) / total } else { 0.0 },
@@ -200,7 +202,7 @@ pub fn shared_by(
     })
 }
 
-/// Returns the ways to look at a model that are tried.
+/// Returns the views of a model that are tried.
 fn looks<'g>(
     graph: &'g ModelGraph,
     program: &Program,
@@ -229,7 +231,7 @@ fn looks<'g>(
     }])
 }
 
-/// Returns the layouts of stored tensors that are not to be chosen, and lets the first device work alone where that is asked for.
+/// Returns the fixed layouts of stored tensors, and marks the operators of the first device if requested.
 fn given(
     graph: &ModelGraph,
     looks: &mut [Look<'_>],
@@ -248,7 +250,7 @@ fn given(
     Ok(given)
 }
 
-/// Refuses layouts that are not those that `--sequence-parallel` asks for.
+/// Refuses layouts that contradict `--sequence-parallel`.
 fn held_as_asked(
     exchanges: &BTreeMap<NodeId, Exchange>,
     held: SequenceParallel,
@@ -260,13 +262,13 @@ fn held_as_asked(
         .count();
     match held {
         SequenceParallel::On if in_parts == 0 => Err(Failure::no(format!(
-            "--sequence-parallel on: nothing between this model's shared layers can lie in {degree} parts of its samples or positions"
+            "--sequence-parallel on: no value between this model's shared layers can be in {degree} parts of its samples or positions"
         ))
-        .with_hint("sizes that the number of devices divides; or --sequence-parallel off")),
+        .with_hint("choose sizes that the number of devices divides, or --sequence-parallel off")),
         SequenceParallel::Off if in_parts > 0 => Err(Failure::no(format!(
-            "--sequence-parallel off: {in_parts} exchanges of this model's layers have no other form than parts of samples or positions"
+            "--sequence-parallel off: {in_parts} exchanges of this model's layers are possible only in parts of samples or positions"
         ))
-        .with_hint("leave it out, or --sequence-parallel on")),
+        .with_hint("omit it, or use --sequence-parallel on")),
         _ => Ok(()),
     }
 }
@@ -283,9 +285,7 @@ fn no_bands(look: &Look<'_>) -> Failure {
     let most = look.images.as_ref().map_or(0, |images| images.size);
     if most == 0 {
         let dim = look.images.as_ref().map_or(0, |images| 2 + images.along);
-        return Failure::input(format!(
-            "the model has no images with a dimension {dim} that bands could lie along"
-        ));
+        return Failure::input(format!("the model has no images with a dimension {dim} for bands"));
     }
     if most < degree {
         return Failure::no(format!("{degree} devices cannot have a band each of images of {most} rows"))
@@ -294,25 +294,25 @@ fn no_bands(look: &Look<'_>) -> Failure {
     Failure::no(format!("no operator of this model can work on {degree} bands of its images"))
 }
 
-/// Returns along which dimension of images a plan's bands lie.
+/// Returns the dimension of images along which a plan's bands are.
 fn bands_in(cuts: &indexmap::IndexMap<String, Cut>, program: &Program) -> Result<Option<usize>, Failure> {
     let Some((first, own)) = cuts.iter().find(|(_, cut)| cut.bands) else { return Ok(None) };
     let names: Vec<&str> = program.inputs.iter().map(|id| program.values[id.index()].name.as_str()).collect();
     for (name, cut) in cuts {
         if !cut.bands {
             return Err(Failure::input(format!(
-                "the plan has bands of `{first}` and cuts `{name}`: where images lie in bands, parameters are whole"
+                "the plan has bands of `{first}` and cuts `{name}`: with images in bands, parameters must be whole"
             )));
         }
         if name != "*" && !names.contains(&name.as_str()) {
             let meant = nearest::meant(name, names.iter().copied(), 3);
             return Err(Failure::input(format!(
-                "the plan has bands of `{name}`, which is no input of the model{meant}"
+                "the plan has bands of `{name}`, which is not an input of the model{meant}"
             )));
         }
         if cut.dim != own.dim || cut.blocks != 1 || !(2..5).contains(&cut.dim) {
             return Err(Failure::input(format!(
-                "the plan has bands of `{name}` along {}: bands lie along 2, 3 or 4, the same for all, in one block",
+                "the plan has bands of `{name}` along {}: bands must be along 2, 3 or 4, the same for all, in one block",
                 cut.dim
             )));
         }
@@ -340,7 +340,7 @@ impl SharedModel {
         found
     }
 
-    /// Returns the bytes that the devices send each other for one micro-batch, there and back, all of them together.
+    /// Returns the bytes that the devices exchange per micro-batch in both passes, summed over all devices.
     pub fn exchange_bytes(&self, graph: &ModelGraph) -> u64 {
         let bytes = |sent: Sent| match sent.collective {
             Collective::Neighbours(moved, size) => rows(sent.whole, moved.total, size),
@@ -352,7 +352,7 @@ impl SharedModel {
         self.sent(graph).into_iter().map(bytes).fold(0, u64::saturating_add)
     }
 
-    /// Returns all that devices send each other for one micro-batch, by operator of the shared graph.
+    /// Returns all exchanges of a micro-batch, by operator of the shared graph.
     fn sent(&self, graph: &ModelGraph) -> Vec<Sent> {
         let tensors = |operator: OperatorId| {
             graph.operator(operator).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors())
@@ -375,10 +375,11 @@ impl SharedModel {
             };
             let read: u64 = operator.tensors.iter().map(|id| graph.tensor(*id).bytes).max().unwrap_or(0);
             let inputs = bytes(&operator.inputs).max(read);
-            // Either end is the whole value, but for an exchange of one dimension for another, whose ends are parts.
+            // One end is the whole value, except for an exchange of one dimension for another, which has parts at both
+            // ends.
             let whole = match exchange {
                 Exchange::Exchange { .. } => inputs.saturating_mul(self.degree),
-                // The first device has as many rows as any.
+                // The first device has at least as many rows as any.
                 Exchange::Rows(taken) => rows(inputs, taken.from.size, taken.from.most(self.degree)),
                 _ => inputs.max(bytes(&operator.outputs)),
             };
@@ -416,7 +417,7 @@ impl SharedModel {
         found
     }
 
-    /// Returns what stages of the shared graph are told of it.
+    /// Returns the facts about sharing that stages need.
     pub fn shards(&self, graph: &ModelGraph) -> Shards {
         let program = &self.program;
         let cut = |(id, slice): (&TensorId, &Slice)| {
@@ -427,14 +428,14 @@ impl SharedModel {
             let Some(value) = graph.operator(one.operator).outputs.first() else { continue };
             sent.entry(*value).or_default().push(one.counted());
         }
-        // No block: the first shard has it all.
+        // No blocks: the first shard has all of it.
         let whole = self.on_first.iter().map(|id| (program.tensors[id.index()].path.clone(), (0, 0)));
         let cuts = self.cuts.iter().map(cut).chain(whole).collect();
         Shards { degree: self.degree as u32, cuts, sent, stays: self.uneven.clone() }
     }
 
-    /// Returns the calls inside which devices have unequal numbers of rows: stages hand on what has the same size on all of them, and
-    /// each time, so none begins there.
+    /// Returns the calls inside which devices have unequal numbers of rows: stages can send only values of equal sizes,
+    /// so none begins there.
     pub fn kept_whole(&self, graph: &ModelGraph) -> BTreeSet<BlockId> {
         let holder = |operator: OperatorId| graph.operator(operator).block;
         let around = |block: BlockId| std::iter::successors(Some(block), |own| graph.block(*own).parent);
@@ -449,7 +450,7 @@ impl SharedModel {
         found
     }
 
-    /// Returns the inputs that lie in bands, or a star where only what is made of them does.
+    /// Returns the inputs in bands, or a star if only values made of them are.
     fn named_bands(&self) -> indexmap::IndexMap<String, Cut> {
         let Some(dim) = self.bands else { return Default::default() };
         let program = &self.program;
@@ -468,7 +469,7 @@ impl SharedModel {
         names.into_iter().map(|name| (name, cut)).collect()
     }
 
-    /// Returns the cuts by the names of what is cut; numbers of layers that are cut alike are a star.
+    /// Returns the cuts by parameter names; layer numbers with equal cuts become a star.
     pub fn named_cuts(&self, program: &Program) -> indexmap::IndexMap<String, Cut> {
         let mut by_pattern: indexmap::IndexMap<String, Vec<(String, Option<Cut>)>> = Default::default();
         for (index, tensor) in program.tensors.iter().enumerate() {
@@ -497,7 +498,7 @@ fn written(cut: Slice) -> Cut {
     Cut { dim: cut.dim as u32, blocks: cut.blocks, bands: false, on_first: false }
 }
 
-/// Finds what a plan says to be cut; all else is whole.
+/// Resolves the cuts of a plan; all other parameters are whole.
 fn named(
     graph: &ModelGraph,
     cuts: &indexmap::IndexMap<String, Cut>,
@@ -510,7 +511,7 @@ fn named(
             None => Layout::Whole,
             Some(cut) if cut.on_first && (cut.dim, cut.blocks) != (0, 1) => {
                 return Err(Failure::input(format!(
-                    "`{}` is on the first device alone, and cut: give `on_first`, with `dim: 0`, or a cut",
+                    "`{}` is on the first device only, and cut: give `on_first`, with `dim: 0`, or a cut",
                     tensor.path
                 )));
             }
@@ -540,18 +541,18 @@ fn named(
     Ok(found)
 }
 
-/// Returns what was proven, as answers have it.
+/// Returns the proof in the form of answers.
 pub fn proved(proof: Proof) -> Proved {
     let Proof { operators, exchanges, parts } = proof;
     Proved { operators: operators as u64, exchanges: exchanges as u64, parts: parts as u64 }
 }
 
-/// Says it in a line.
+/// Describes it in a line.
 pub fn proved_text(proved: &Proved) -> String {
     let Proved { operators, exchanges, parts } = proved;
     format!(
-        "operands and gradients of {operators} operators lie as their rules need them, by {exchanges} exchanges; \
-         {parts} results lie in parts"
+        "operands and gradients of {operators} operators have the layouts that their rules need, by {exchanges} exchanges; \
+         {parts} results are in parts"
     )
 }
 
@@ -565,7 +566,7 @@ fn inner_link(cluster: &Cluster) -> Link {
 
 fn exchange_seconds(what: Collective, bytes: u64, degree: u32, link: Link) -> f64 {
     if let Collective::Neighbours(moved, size) = what {
-        // Messages of all neighbours go at once, each with its start.
+        // Messages of all neighbours run concurrently, each with its latency.
         let moving = rows(bytes, moved.most, size) as f64 / link.bandwidth;
         return (moved.messages * link.latency) as f64 * 1e-9 + moving;
     }
@@ -574,7 +575,7 @@ fn exchange_seconds(what: Collective, bytes: u64, degree: u32, link: Link) -> f6
     collective::time(kind, Algorithm::Fastest, bytes, &group) as f64 * 1e-9
 }
 
-/// Returns an exchange as the simulator knows it, and the bytes that it counts it by.
+/// Returns an exchange as a collective of the simulator, and its bytes.
 fn in_simulator(what: Collective, whole: u64, degree: u64) -> (collective::Collective, u64) {
     match what {
         Collective::AllReduce => (collective::Collective::AllReduce, whole),
@@ -583,17 +584,17 @@ fn in_simulator(what: Collective, whole: u64, degree: u64) -> (collective::Colle
         Collective::Neighbours(moved, size) => {
             (collective::Collective::AllToAll, rows(whole, moved.most, size))
         }
-        // Each sends all but its own part of what it holds.
+        // Each device sends all of its part except its own share.
         Collective::AllToAll => (collective::Collective::AllToAll, whole / degree),
     }
 }
 
-/// Returns the bytes of some of so many rows.
+/// Returns the bytes of some of the rows.
 fn rows(bytes: u64, some: u64, of: u64) -> u64 {
     (u128::from(bytes) * u128::from(some) / u128::from(of.max(1))) as u64
 }
 
-/// What devices send each other in one pass of an operator.
+/// An exchange of one pass of an operator.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     operator: OperatorId,
@@ -604,7 +605,7 @@ struct Sent {
     whole: u64,
 }
 
-/// Which way.
+/// The pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
     Forward,
@@ -612,7 +613,7 @@ enum Pass {
 }
 
 impl Sent {
-    /// Returns it as stages record it.
+    /// Returns it in the form of the manifest.
     fn counted(self) -> schema::Exchanged {
         let (collective, bytes) = match self.collective {
             Collective::AllReduce => ("all-reduce", self.whole),
@@ -631,10 +632,10 @@ impl Sent {
     }
 }
 
-/// Returns a cluster with a device for each group of so many neighbours, and the names of the members of each.
+/// Returns a cluster with a device per group of neighbours, and the names of each group's members.
 ///
 /// # Errors
-/// When groups do not fill what the fastest links join.
+/// If groups do not fill the devices that the fastest links join.
 pub fn grouped(
     cluster: &Cluster,
     degree: u32,
@@ -657,7 +658,7 @@ pub fn grouped(
                 devices.len()
             ));
             return Err(if fits.is_empty() {
-                failure.with_hint("one device cannot share its work with others over slower links")
+                failure.with_hint("devices share layers only over the fastest links")
             } else {
                 failure.with_hint(format!("{} would", fits.join(", ")))
             });
@@ -665,7 +666,7 @@ pub fn grouped(
         for group in devices.chunks(degree) {
             if let Some(other) = group.iter().find(|device| device.type_ != group[0].type_) {
                 return Err(Failure::input(format!(
-                    "{} and {} would share layers and are of different types, {} and {}",
+                    "{} and {} would share layers but have different types, {} and {}",
                     group[0].name, other.name, group[0].type_, other.type_
                 )));
             }

@@ -1,4 +1,4 @@
-//! The thread that a signal wakes.
+//! The thread that handles signals.
 
 use std::{
     fs,
@@ -23,13 +23,13 @@ use super::{Making, end_group, making, remove};
 static IS_INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 pub(super) fn watch() {
-    // A limit on the size of files is told by the write that meets it.
+    // A write beyond the limit on file sizes reports it itself.
     let _ = flag::register(SIGXFSZ, Arc::default());
     let ignored = ignored();
-    // Where not even this can be opened, the system's own way to end stays.
+    // If not even this can be opened, the system's default handling stays.
     let Ok(mut signals) = Signals::new::<[i32; 0], i32>([]) else { return };
     for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0) {
-        // A second one does not wait for what the first one does. Looked at before the thread learns of the first.
+        // A second signal ends the process at once. It must be registered before the thread learns of the first.
         let _ = flag::register_conditional_shutdown(signal, 128 + signal, IS_INTERRUPTED.clone());
         let _ = signals.add_signal(signal);
     }
@@ -40,7 +40,7 @@ pub(super) fn watch() {
     });
 }
 
-/// Returns the signals that whoever started us wants ignored, as `nohup` does, one bit each.
+/// Returns the signals that the parent wants ignored, as `nohup` does, one bit each.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -54,7 +54,7 @@ fn end(signal: i32) -> ! {
     clear(&making);
     let what = making.written.as_deref().unwrap_or("nothing was written");
     let text = format!("interrupted: {what}\n");
-    // Nobody may be reading what we write.
+    // The reader of standard error may hang.
     let (said, is_said) = mpsc::channel();
     thread::spawn(move || {
         crate::failure::say(&text);
@@ -69,7 +69,7 @@ fn clear(making: &Making) {
         end_group(*child);
     }
     for path in &making.unfinished {
-        // Other threads may add a file or two before they see that their folder is gone.
+        // Other threads may add a file or two before they notice that their folder is gone.
         for _ in 0..100 {
             let Ok(data) = fs::symlink_metadata(path) else { break };
             if remove(path, data.is_dir()).is_err() {

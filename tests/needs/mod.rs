@@ -167,7 +167,7 @@ fn say(what: &str, need: Need) {
         _ => format!("{}:{}", location.file(), location.line()),
     };
     let line = format!("{what}: {}::{test}: {}\n", env!("CARGO_CRATE_NAME"), need.lacking());
-    // A reader that is gone is no fault of the test.
+    // A reader that is gone is not a fault of the test.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 

@@ -66,7 +66,7 @@ def refused(cases):
     """What does not go with it is one line, before the first step."""
     run = Trained(cases, "resnet_plain", 1)
     lines, text = run.run(2, "--replicas", "2", "--sync", "p3", ON_HOST, fails=True)
-    if "--offload-optimizer does not go with --sync p3: --sync buckets" not in text or "Traceback" in text or lines:
+    if "--offload-optimizer cannot be combined with --sync p3: use --sync buckets" not in text or "Traceback" in text or lines:
         raise Failed(text)
     return "1 fault"
 

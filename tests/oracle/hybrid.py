@@ -129,8 +129,8 @@ def refused(cases):
     """Groups that are none are one line, before the first step."""
     run = Trained(cases, "gpt2_tiny", 1)
     faults = [
-        ("--sharding-group 3 does not divide 4 replicas: another number, or 0 for all of them", ("--replicas", "4", "--sharding", "zero1", "--sharding-group", "3")),
-        ("--sharding-group 2 is a number of replicas that share something out: with --sharding", ("--replicas", "4", "--sharding-group", "2")),
+        ("--sharding-group 3 does not divide 4 replicas: use another number, or 0 for all of them", ("--replicas", "4", "--sharding", "zero1", "--sharding-group", "3")),
+        ("--sharding-group 2 needs --sharding zero1, zero2 or zero3", ("--replicas", "4", "--sharding-group", "2")),
     ]
     for message, arguments in faults:
         lines, text = run.run(4, *arguments, fails=True)

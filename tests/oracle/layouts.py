@@ -213,7 +213,7 @@ def differences(about, strategy, degree, Shard):
         for leaf in about["leaves"]
     ]
     names = [about["arguments"][leaf["argument"]]["name"] for leaf in about["leaves"]]
-    # Statistics are given, and one of them is no square here.
+    # Statistics are given, and one of them is not square here.
     tensors = [tensor.abs() if name.startswith("running_") else tensor for name, tensor in zip(names, tensors)]
     ends = [int(share * tensors[0].size(0)) for share in ROUTED]
     tensors = [torch.tensor(ends, dtype=torch.int32) if name == "offs" else tensor for name, tensor in zip(names, tensors)]

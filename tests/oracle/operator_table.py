@@ -29,7 +29,7 @@ NOT_IN_TORCH = {
     "functions of Python and operators of older torch, which IR text names": "softmin gaussian_nll_loss unique _linear __matmul__ "
     "interpolate local_response_norm normalize _view_copy where_self sizes ndimension is_tracing shape_as_tensor Scalar mod truediv where_list",
     "methods and attributes that code names like operators": "float half bfloat16 double long int short bool T H shape",
-    "words of graphs, which are no operators": "ListUnpack ListConstruct TupleConstruct DictConstruct DictIndex annotate print Constant isinstance",
+    "words of graphs, which are not operators": "ListUnpack ListConstruct TupleConstruct DictConstruct DictIndex annotate print Constant isinstance",
     "what devices that share a layer do between operators": "shard_copy shard_reduce shard_once shard_scatter shard_gather "
     "shard_gather_split shard_reduce_scatter shard_exchange shard_dropout shard_embedding shard_part shard_whole "
     "shard_all_rows shard_attention shard_batch_norm shard_counted shard_crop shard_cross_entropy shard_dropout_bands shard_from_bands shard_from_bands_split "
@@ -39,7 +39,7 @@ NOT_IN_TORCH = {
     "only the form in place exists": "fill_diagonal",
 }
 OTHER_IN_PLACE = {
-    "the form in place has a row of its own, for it is no question": "requires_grad",
+    "the form in place has a row of its own, for it asks nothing": "requires_grad",
 }
 OTHER_ARGUMENTS = {
     "the form of lists extends a list, and is met under that name alone": "add",

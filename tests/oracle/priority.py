@@ -49,7 +49,7 @@ def trains(cases, model, stages, replicas, count, *arguments, more="", run=None,
     off = near(losses, [line["loss"] for line in lines], "losses", 1e-5)
     state = run.merged("p3")
     worst = near_state(expected, state)
-    told = re.search(r"p3: (\d+) slices a step, (\d+) overtook others; passes waited .* and .* had they been sent as they came", text)
+    told = re.search(r"p3: (\d+) slices per step, (\d+) overtook others; passes waited .* per step for them, and would have waited .* without priorities", text)
     if not told or int(told[1]) < 20:
         raise Failed(text)
     if replicas == 2:
@@ -82,12 +82,12 @@ def refused(cases):
     run, tied = folder(cases, "resnet_plain", 1), folder(cases, "gpt2_tiny", 2)
     whole = task(cases.place, "picture", clip=None, old="torch.optim.SGD(parameters, lr=0.1, momentum=0.9)", new="torch.optim.LBFGS(list(parameters[0]['params']))")
     faults = [
-        ("--check does not go with --sync p3: --sync buckets", run, ("--check",)),
-        ("--clip 1.0 does not go with --sync p3", run, ("--clip", "1.0")),
-        ("`clip` of the task does not go with --sync p3", run, ("--task", task(cases.place, "picture"))),
-        ("--sharding zero1 does not go with --sync p3", run, ("--sharding", "zero1")),
-        ("--dtype fp16 does not go with --sync p3", run, ("--dtype", "fp16")),
-        ("slices cannot have their own update of LBFGS", run, ("--task", whole)),
+        ("--check cannot be combined with --sync p3: use --sync buckets", run, ("--check",)),
+        ("--clip 1.0 cannot be combined with --sync p3", run, ("--clip", "1.0")),
+        ("`clip` of the task cannot be combined with --sync p3", run, ("--task", task(cases.place, "picture"))),
+        ("--sharding zero1 cannot be combined with --sync p3", run, ("--sharding", "zero1")),
+        ("--dtype fp16 cannot be combined with --sync p3", run, ("--dtype", "fp16")),
+        ("--sync with slices cannot be combined with LBFGS", run, ("--task", whole)),
         ("are one parameter of several stages", tied, ()),
     ]
     for message, out, arguments in faults:
@@ -145,11 +145,11 @@ def timed(cases):
         said.append(next(line for line in text.splitlines() if line.startswith(f"{sync}: ")))
     part.write_text(before)
     said.append(f"steps of {1e3 * found[0]:.0f} and {1e3 * found[1]:.0f} ms, {1e3 * predicted[0]:.0f} and {1e3 * predicted[1]:.0f} predicted")
-    if not abs(found[0] / found[1] / (predicted[0] / predicted[1]) - 1) < 0.1 or "does not pay" in said[0]:
+    if not abs(found[0] / found[1] / (predicted[0] / predicted[1]) - 1) < 0.1 or "do not help" in said[0]:
         raise Failed("\n".join(said))
     # Where nothing is slow, nobody gains.
     _, text = run.run(2, "--allow-changes", "--steps", "10")
-    if "it does not pay here: --sync buckets" not in text:
+    if "priorities do not help here: use --sync buckets" not in text:
         raise Failed(text)
     return "; ".join(said)
 

@@ -241,7 +241,7 @@ def host_predicted(cases):
         (plan / "train.py").write_text(script)
     host = lines[-1]["host"]
     expected = train.told(known[0][1] + train.under(known, host["pass"]) + host["step"])
-    if f", and {expected} with what the script costs the host" not in said:
+    if f", and {expected} with the script's host time" not in said:
         raise Failed(f"not {expected}: {said}")
     return f"{train.told(known[0][1])}, and {expected} with the host"
 
@@ -253,11 +253,11 @@ def refused(cases):
     faults = {
         "the task has `target` and lacks `loss`": (picture(old="def loss(", new="def loss_of("),),
         "both `lr` and `scheduler`": (picture(more="\n\ndef scheduler(optimizer):\n    pass\n"),),
-        "no group of the task takes": (picture(old=', {"match": "*", "weight_decay": 0.1}', new=""),),
+        "no group of the task matches": (picture(old=', {"match": "*", "weight_decay": 0.1}', new=""),),
         "give the group an `lr_scale`": (picture(old='"lr_scale": 2.0', new='"lr": 2.0'),),
-        "`clip` is the largest norm": (picture(clip=-1.0),),
+        "`clip`, the largest norm": (picture(clip=-1.0),),
         "optimizer() of the task returns NoneType": (picture(old="return torch.optim", new="torch.optim"),),
-        "there is no such file": ("nowhere.py",),
+        "no such file": ("nowhere.py",),
         "returned 7 rows": (picture(old="torch.randn(samples, 3", new="torch.randn(samples - 1, 3"),),
         "target()['tokens'] of the task returned 7 rows": (picture(old="torch.randn(samples, 10", new="torch.randn(samples - 1, 10"),),
         "loader() of the task gives batches of 3": (loading(cases.place, more=LOADER.replace("SHUFFLE", "False").replace("=samples,", "=3,")),),
@@ -284,7 +284,7 @@ def refused(cases):
             raise Failed(f"not `{message}`:\n{text}")
     # Pictures end as one pixel, so of one sample a norm has one value.
     lines, text = Trained(cases, "resnet", 1).run(1, "--micro-batch-size", "1", "--steps", "1", fails=True)
-    if "rank 0: " not in text and "a batch norm sees one value of each channel, so `layer4" not in text or "Traceback" in text or lines:
+    if "rank 0: " not in text and "a batch norm sees one value per channel, so `layer4" not in text or "Traceback" in text or lines:
         raise Failed(text)
     return f"{len(faults) + 1} faults"
 
@@ -329,7 +329,7 @@ def failures(cases):
     picture = lambda **about: task(cases.place, "picture", **about)  # noqa: E731
     out = cases.emit("resnet_plain", "--stages", "2", "--targets", "python")
     short = '(samples - (step == 3), 3'
-    again = "go on from the last checkpoint with: python train.py"
+    again = "resume from the last checkpoint with: python train.py"
     faults = [
         # what the last line says, the task, arguments, seconds that a rank is waited for
         ("rank 0 was ended by SIGKILL, after", picture(), ["--crash", "0,3"], 0),

@@ -403,14 +403,14 @@ def refusals(cases):
             raise processes.Failed(f"{codes}, wanted `{text}`:\n" + "\n".join(texts))
         said.append(text)
 
-    refuses("returned 15 rows of `x`, 16 were asked for", "--task", str(short), "--micro-batches", "8")
+    refuses("returned 15 rows of `x`, 16 are needed", "--task", str(short), "--micro-batches", "8")
     refuses("argument --micro-batches: 0 is less than 1", "--micro-batches", "0", code=2)
     refuses("1 ranks were started, 2 are needed", world=1)
     common = ["--micro-batches", "8", "--save", "kept_nan", "--save-every", "1"]
     refuses("rank 1: the loss is not finite in step 3: stopped before the update", "--task", str(nan), *common)
     if (out / "kept_nan/latest").read_text() != "step_00000002":
         raise processes.Failed("a checkpoint after the NaN")
-    refuses("nothing to do: the checkpoint is from after step 2, --steps is 1", *common, "--resume", "--steps", "1", code=0)
+    refuses("nothing to do: the checkpoint is of step 2, --steps is 1", *common, "--resume", "--steps", "1", code=0)
     sys_argv = ["--single", "--steps", "2", "--micro-batches", "2"]
     refuses("step 2 loss", *sys_argv, code=0, world=1)
     return f"{len(said)} cases"

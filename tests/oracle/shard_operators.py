@@ -251,7 +251,7 @@ def experts(shard):
         try:
             shard.to_experts(whole[1:], offsets, count)
         except ValueError as error:
-            assert f"{rows - 1} rows are to go to experts, who are told of {rows}" in str(error), error
+            assert f"{rows - 1} rows for experts, but offsets for {rows}" in str(error), error
         else:
             raise AssertionError("rows that nobody is told of were taken")
 
@@ -279,9 +279,9 @@ def cross_entropy(shard):
     try:
         shard.cross_entropy(y, torch.full_like(target, classes))
     except (RuntimeError, IndexError) as error:
-        assert "is no class" in str(error) or "out of bounds" in str(error), error
+        assert "is not a class" in str(error) or "out of bounds" in str(error), error
     else:
-        raise AssertionError("a target that is no class was taken")
+        raise AssertionError("a target that is not a class was taken")
 
 
 def sizes(shard):

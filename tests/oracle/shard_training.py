@@ -451,10 +451,10 @@ def refused(cases):
     faults = [
         (plain, 4, ("--shards", "2"), "not cut inside their operators"),
         (out, 6, ("--shards", "3"), "does not divide into"),
-        (out, 4, ("--sharding", "zero1", "--shards", "2"), "--sharding zero1 does not go with --shards 2"),
-        (out, 6, ("--replicas", "2,1"), "does not go with unequal replicas"),
+        (out, 4, ("--sharding", "zero1", "--shards", "2"), "--sharding zero1 cannot be combined with --shards 2"),
+        (out, 6, ("--replicas", "2,1"), "cannot be combined with unequal replicas"),
         (out, 2, (), "2 ranks were started, 4 are needed"),
-        (out, 4, ("--task", "adafactor.py"), "shards cannot make the update of Adafactor"),
+        (out, 4, ("--task", "adafactor.py"), "--shards cannot be combined with Adafactor"),
         (out, 4, ("--task", "drawn.py"), "different data"),
     ]
     for place, world, arguments, expected in faults:

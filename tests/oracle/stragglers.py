@@ -54,7 +54,7 @@ def among(cases, *how, steps=(12,), least=1.3, **about):
     """One of two replicas is slow, and the other waits for it: it is named after ten steps, and in the end."""
     found, said = trains(cases, 2, "--replicas", "2", *how, *trainer.two(2), **about)
     if not steps:  # of all ranks nobody knows anything in a step
-        if found or not re.search(r"rank 1 is slow: .* those of the others of its stage, in all steps", said):
+        if found or not re.search(r"rank 1 is slow: .* those of the others of its stage, over all steps", said):
             raise Failed(said)
         return "named in the end"
     return named(found, said, list(steps), "others", least)

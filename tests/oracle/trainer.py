@@ -370,7 +370,7 @@ def by_block(cases, *arguments, again=(), fault=None):
     off = near(losses, [line["loss"] for line in lines], "losses", 1e-5)
     state = near_state(expected, run.merged("blocks"))
     units = {"KiB": 1, "MiB": 1024}
-    found = re.search(r"held ([0-9.]+) (.iB) of gathered .* largest block are ([0-9.]+) (.iB), .* have ([0-9.]+) (.iB)", said)
+    found = re.search(r"held at most ([0-9.]+) (.iB) of gathered .* largest block are ([0-9.]+) (.iB), .* have ([0-9.]+) (.iB)", said)
     most, two, whole = (float(found[at]) * units[found[at + 1]] for at in (1, 3, 5))
     if not two / 2 < most <= two < whole / 3:
         raise Failed(f"too much is together: {found[0]}")
@@ -467,7 +467,7 @@ def averaged(cases):
     for name in names:
         one, other = own[f"model.{name}"], own[f"replica_1.{name}"]
         if torch.equal(one, other) or any(not torch.equal((one + other) / 2, both[f"{where}.{name}"]) for where in ("model", "replica_1")):
-            raise Failed(f"{name} is no mean")
+            raise Failed(f"{name} is not a mean")
     for name in (name for name in own if name.startswith("model.") and name[6:] not in names):
         if not torch.equal(own[name], both[name]):
             raise Failed(f"{name} is trained otherwise")
@@ -599,7 +599,7 @@ def large(cases):
     expected, run = whole_model(cases, "resnet_plain"), Trained(cases, "resnet_plain", 1)
     losses, _ = plain(expected, by_hand, 4)
     lines, text = run.run(2, "--task", path, "--replicas", "2", *two(2), "--save", "large")
-    if "8 samples a step, 4 at a rate of 0.01: 0.02 after 3 steps" not in text:
+    if "8 samples per step, 4 at a rate of 0.01: 0.02 after 3 steps" not in text:
         raise Failed(text)
     near(losses, [line["loss"] for line in lines], "losses", 1e-5)
     return f"parameters differ by {near_state(expected, run.merged('large')):.0e}"

@@ -277,11 +277,11 @@ def refused(cases):
     for name, text in tables.items():
         (plain.out / f"{name}.csv").write_text(text)
     faults = [
-        ("--sharding zero1 does not go with two copies of the model", run, ("--replicas", "2", "--sharding", "zero1")),
-        ("--shards 2 does not go with two copies of the model", run, ("--shards", "2")),
+        ("--sharding zero1 cannot be combined with two copies of the model", run, ("--replicas", "2", "--sharding", "zero1")),
+        ("--shards 2 cannot be combined with two copies of the model", run, ("--shards", "2")),
         ("the schedule table is for 2 micro-batches of each copy", run, ("--micro-batches", "4")),
         ("unequal replicas run one stage a rank under 1F1B or GPipe", run, ("--replicas", "2,1")),
-        ("chimera runs two copies of the model by a table: write one with `model-analyze simulate --schedule chimera --ranks 2", plain, ("--schedule", "chimera")),
+        ("chimera runs two copies of the model, which needs a table: write one with `model-analyze simulate --schedule chimera --ranks 2", plain, ("--schedule", "chimera")),
         ("stage 1 runs other micro-batches than stage 0 of its copy, or in another order", plain, ("--schedule", "swapped.csv")),
         ("one copy of the model runs 2 micro-batches, the other 1", plain, ("--schedule", "uneven.csv")),
         ("the schedule table has other stages than this folder", plain, ("--schedule", "one way.csv")),
@@ -291,7 +291,7 @@ def refused(cases):
         if message not in text or "Traceback" in text or lines:
             raise Failed(f"not `{message}`:\n{text}")
     odd = Trained(cases, "gpt2_tiny", "gems-master", 2, 3)
-    if (odd.out / "schedule.csv").exists() or "no schedule.csv: `gems-master` gives its copies of the model as many micro-batches each" not in odd.said:
+    if (odd.out / "schedule.csv").exists() or "no schedule.csv: `gems-master` needs equal numbers of micro-batches for its copies of the model" not in odd.said:
         raise Failed(odd.said)
     return f"{len(faults) + 1} faults"
 
@@ -385,7 +385,7 @@ def cases():
         "fp16": lambda c: otherwise(c, "--dtype", "fp16", limit=1e-2),
         "offload": lambda c: otherwise(c, "--offload", "both", "--offload-floor", "1", has=("moved", "0 are in use")),
         "archives": lambda c: otherwise(c, "--form", "torchscript", form="python,torchscript", limit=1e-5),
-        "host trace": lambda c: otherwise(c, "--host-trace", has=("of the host's time a pass",)),
+        "host trace": lambda c: otherwise(c, "--host-trace", has=("of host time per pass",)),
     }
     for schedule, stages, count in (("gems-master", 2, 4), ("gems-master", 4, 4), ("chimera", 4, 8), ("dualpipe", 4, 8), ("chimera", 2, 4), ("dualpipe", 2, 4)):
         every[f"time of {schedule} {stages}"] = lambda c, a=(schedule, stages, count): timed(c, *a)

@@ -277,7 +277,7 @@ def trains(cases, kind, mode, stages, *arguments, optimizer="sgd", count=4, repl
     off = trainer.near(losses, [line["loss"] for line in lines], "losses", 1e-6)
     state = same(state, run.merged("stale"), "parameters", is_exact)
     kept, missed = versions_of(cases, mode, stages, count)
-    told = f"stages held {', '.join(map(str, kept))} versions of their weights, gradients had missed {', '.join(map(str, missed))} updates"
+    told = f"stages held {', '.join(map(str, kept))} versions of their weights, gradients were stale by {', '.join(map(str, missed))} updates"
     if told not in text:
         raise Failed(f"not `{told}`:\n{text}")
     return f"losses differ by {off:.0e}, parameters by {state:.0e}; versions {kept}"
@@ -345,7 +345,7 @@ def planned(cases):
         ("text", "pipedream", False, "PipeDream (stashing): stages held 2, 1 versions"),
         ("text", "pipedream", True, "PipeDream (vertical sync): stages held 2, 2 versions"),
         ("text", "pipedream-2bw", False, "PipeDream-2BW (2BW): stages held 2, 2 versions"),
-        ("gpt2_tiny", "pipedream", False, "the plan is for pipedream, which keeps several versions of the weights and never drains; this script runs schedule.csv"),
+        ("gpt2_tiny", "pipedream", False, "the plan is for pipedream, which keeps several weight versions and has no flush; this script runs schedule.csv"),
     ):
         made = ("plan", cases.models[model], "--devices", "2xt4", "--strategy", "1f1b", "--stages", "2", "--micro-batches", "4", "-o", plan)
         plan.unlink(missing_ok=True)
@@ -378,7 +378,7 @@ def planned_unequal(cases):
         raise Failed("the plan is another one")
     _, text = Trained(cases, out).run(3, "--steps", "4")
     kept, missed = (", ".join(str(each[name]) for each in found) for name in ("kept", "staleness"))
-    told = f"PipeDream (stashing): stages held {kept} versions of their weights, gradients had missed {missed} updates"
+    told = f"PipeDream (stashing): stages held {kept} versions of their weights, gradients were stale by {missed} updates"
     if told not in text:
         raise Failed(f"not `{told}`:\n{text}")
     return told
@@ -390,7 +390,7 @@ def recomputed(cases):
     run = Trained(cases, plan)
     said = trains(cases, "resnet", "stashing", 2, "--offload", "both", "--offload-floor", "1", out=run)
     _, text = run.run(2, *ARGUMENTS["vertical"], "--offload", "both", "--offload-floor", "1")
-    if not re.search(r"offload \(both, whole stages\) moved [0-9.]+ [KM]iB to the host in a step.*, 0 are in use", text):
+    if not re.search(r"offload \(both, whole stages\) moved [0-9.]+ [KM]iB to the host per step.*, 0 are in use", text):
         raise Failed(text)
     return said
 
@@ -404,20 +404,20 @@ def refused(cases):
     clipped = Path(task(cases, "resnet", "sgd").replace(".py", "_clip.py"))
     clipped.write_text(Path(task(cases, "resnet", "sgd")).read_text() + "\nclip = 1.0\n")
     faults = [
-        ("--check does not go with PipeDream: --schedule 1F1B", run, 3, (*endless, "--check")),
-        ("--single does not go with PipeDream", run, 1, (*endless, "--single")),
-        ("--dtype fp16 does not go with PipeDream", run, 3, (*endless, "--dtype", "fp16")),
-        ("--sharding zero1 does not go with PipeDream", run, 6, (*endless, "--replicas", "2", "--sharding", "zero1")),
-        ("--clip 1.0 does not go with PipeDream", run, 3, (*endless, "--clip", "1.0")),
-        ("`clip` of the task does not go with PipeDream", run, 3, (*endless, "--task", str(clipped))),
-        ("--vertical-sync does not go with --replicas 2,1,1, under which", run, 4, (*endless, "--vertical-sync", "--replicas", "2,1,1")),
-        ("runs one stage a rank: --pipeline-ranks 3", run, 1, (*endless, "--pipeline-ranks", "1")),
-        ("runs two stages a rank, 6 on 3, and here are 3", run, 3, ("--schedule", "ZBVZeroBubble")),
-        ("takes 2 micro-batches a step or more, not 1", run, 3, ("--schedule", "2bw", "--micro-batches", "1")),
-        ("--vertical-sync does not go with 1F1B: its steps end with a flush", run, 3, ("--vertical-sync",)),
-        ("--vertical-sync does not go with 2bw", run, 3, ("--schedule", "2bw", "--vertical-sync")),
+        ("--check cannot be combined with PipeDream: use --schedule 1F1B", run, 3, (*endless, "--check")),
+        ("--single cannot be combined with PipeDream", run, 1, (*endless, "--single")),
+        ("--dtype fp16 cannot be combined with PipeDream", run, 3, (*endless, "--dtype", "fp16")),
+        ("--sharding zero1 cannot be combined with PipeDream", run, 6, (*endless, "--replicas", "2", "--sharding", "zero1")),
+        ("--clip 1.0 cannot be combined with PipeDream", run, 3, (*endless, "--clip", "1.0")),
+        ("`clip` of the task cannot be combined with PipeDream", run, 3, (*endless, "--task", str(clipped))),
+        ("--vertical-sync cannot be combined with --replicas 2,1,1, under which", run, 4, (*endless, "--vertical-sync", "--replicas", "2,1,1")),
+        ("runs one stage per rank: use --pipeline-ranks 3", run, 1, (*endless, "--pipeline-ranks", "1")),
+        ("runs two stages per rank, 6 on 3, and this folder has 3", run, 3, ("--schedule", "ZBVZeroBubble")),
+        ("needs at least 2 micro-batches per step, not 1", run, 3, ("--schedule", "2bw", "--micro-batches", "1")),
+        ("--vertical-sync cannot be combined with 1F1B: its steps end with a flush", run, 3, ("--vertical-sync",)),
+        ("--vertical-sync cannot be combined with 2bw", run, 3, ("--schedule", "2bw", "--vertical-sync")),
         ("are one parameter of stages that PipeDream updates at different times", tied, 2, endless),
-        ("archives cannot keep versions of their weights", archives, 2, (*endless, "--form", "torchscript")),
+        ("archives cannot keep the weight versions", archives, 2, (*endless, "--form", "torchscript")),
     ]
     for message, out, world, arguments in faults:
         lines, text = out.run(world, *arguments, fails=True, grace=processes.AFTER_A_REFUSAL)

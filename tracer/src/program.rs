@@ -480,6 +480,6 @@ pub struct RecordedInput {
 pub struct RecordedNode {
     /// Operator name, to check that both lists run in step.
     pub operator: String,
-    /// One for each output; `None` where it is no tensor.
+    /// One for each output; `None` where it is not a tensor.
     pub outputs: Vec<Option<TensorType>>,
 }

@@ -566,7 +566,7 @@ fn tensors_that_lie() {
 fn files_of_another_kind() {
     let advice = |bytes: &[u8]| message(bytes);
     assert_eq!(advice(b""), "the file is empty");
-    assert_eq!(advice(b"hello"), "expected a TorchScript archive, found a file that is no zip archive");
+    assert_eq!(advice(b"hello"), "expected a TorchScript archive, found a file that is not a zip archive");
     assert!(advice(b"\x80\x04N.").contains("a plain pickle"));
     let mut safetensors = 2_u64.to_le_bytes().to_vec();
     safetensors.extend_from_slice(b"{}  ");
@@ -721,7 +721,7 @@ fn ranges_of_inputs_are_read_or_refused() {
     check(r#", "low": null, "high": null"#, Ok(None));
     check(r#", "low": 0, "high": 50"#, Ok(Some((0.0, 50.0))));
     check(r#", "low": -1.5, "high": 1"#, Ok(Some((-1.5, 1.0))));
-    let refused = "`low` and `high` of an input are no range";
+    let refused = "`low` and `high` of an input are not a range";
     check(r#", "low": 1"#, Err(refused));
     check(r#", "low": 2, "high": 1"#, Err(refused));
     check(r#", "low": -1e308, "high": 1e308"#, Err(refused));

@@ -236,7 +236,7 @@ fn graphs_that_are_not_known_are_refused() {
     );
     refused(
         &target("os.system"),
-        "the exported program cannot be read: it calls `os.system`, which is no operator that is read",
+        "the exported program cannot be read: it calls `os.system`, which is not an operator that is read",
     );
     refused(
         &target("torch.ops.aten.dropout.default"),
@@ -277,7 +277,7 @@ fn tensors_that_do_not_fit_are_refused() {
     );
     refused(
         &meta("sizes", json!([{"as_int": -1}, {"as_int": 16}])),
-        "the exported program cannot be read: `positions` has sizes that are no numbers",
+        "the exported program cannot be read: `positions` has sizes that are not numbers",
     );
     refused(
         &meta("sizes", json!([{"as_int": 16}, {"as_int": 16}])),

@@ -143,7 +143,7 @@ fn scopes_become_calls() {
         decoder.lstm: LSTM.forward [lstm]
         decoder.project: Linear.forward [linear]
     ");
-    // One linear layer called twice in a row, a scripted loop of three rounds, and a name that is no identifier.
+    // One linear layer called twice in a row, a scripted loop of three rounds, and a name that is not an identifier.
     insta::assert_snapshot!(outline(&read_fixture("odd.inlined.txt")), @r"
     : Odd.forward [prim::TupleUnpack to detach add to detach add zeros to mul sum gt Bool prim::Opaque sum gt Bool prim::Opaque sum gt Bool prim::Opaque to add]
       l: Linear.forward [linear]

@@ -1,7 +1,7 @@
-//! How long a picture takes: `cargo run --release -p model-analyze-viz --example picture_speed`.
+//! Measures how long drawing takes: `cargo run --release -p model-analyze-viz --example picture_speed`.
 //!
-//! Draws made-up transformers of rising size with every operator shown: nested blocks, residuals and one mask that all
-//! layers read. Folding is kept from helping by giving each layer its own width.
+//! Draws synthetic transformers of growing size with every operator shown: nested blocks, residuals and one mask that
+//! all layers read. Each layer has its own width, so that equal layers cannot be folded.
 #![allow(clippy::print_stdout)]
 
 use std::time::Instant;
@@ -81,7 +81,7 @@ fn transformer(n_layers: usize) -> Diagram {
     diagram
 }
 
-/// One long list of operators, each reading the one before and one some way back.
+/// One long list of operators, each reading the previous one and one further back.
 fn flat(n_operators: usize) -> Diagram {
     let mut diagram = Diagram::new(DiagramBox::default());
     let mut made: Vec<BoxId> = Vec::with_capacity(n_operators);

@@ -1,6 +1,6 @@
-//! Bars of throughput with bars of memory beside them, a row for each thing that is compared.
+//! Bars of throughput with bars of memory beside them, a row for each alternative.
 //!
-//! plotters knows one set of colours; a style sheet in front of what it draws names each of them again for dark pages.
+//! plotters has a single set of colours; a style sheet in front of its output overrides each of them on dark pages.
 
 use std::fmt::Write as _;
 
@@ -21,9 +21,9 @@ use crate::{
 /// A chart of throughput and memory, a row for each alternative.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BarsPlot {
-    /// Stands on top.
+    /// Above the chart.
     pub title: String,
-    /// Below it, what the bars' colours and the star say.
+    /// Below the title: explains the colours and the star.
     pub caption: String,
     /// The unit of the bars: `samples/s`.
     pub unit: String,
@@ -36,17 +36,17 @@ pub struct BarsPlot {
 pub struct Bar {
     /// Its name.
     pub name: String,
-    /// Length of its first bar.
+    /// Value of its first bar.
     pub value: f64,
-    /// The same as people read it.
+    /// The value as text.
     pub shown: String,
-    /// Length of its second bar.
+    /// Value of its second bar.
     pub memory: Bytes,
     /// The limit.
     pub limit: Bytes,
-    /// The one that is chosen.
+    /// Whether it is the chosen one.
     pub is_marked: bool,
-    /// One that is drawn faintly.
+    /// Whether it is drawn faintly.
     pub is_dim: bool,
 }
 
@@ -54,25 +54,25 @@ const WIDTH: u32 = 1100;
 /// Height of a row, and of all beside rows.
 const ROW: u32 = 26;
 const REST: u32 = 146;
-/// Most letters of a name, and the width of one.
+/// Most letters of a name, and the width of a letter.
 const LONGEST: usize = 40;
 const LETTER: f64 = 7.0;
-/// Share of a row that its bar fills, from its middle to each side, in hundredths of a row.
+/// Half the height of a bar, in hundredths of a row.
 const HALF: i32 = 33;
 
 const CHOSEN: Shade = STAGES[1];
 const RUNS: Shade = STAGES[0];
 const DIM: Shade = shade("#9cc3dc", "#35597a");
 const ROOM: Shade = shade("#e7ebef", "#232b35");
-// Words stand on it.
+// Text is drawn over it.
 const MEMORY: Shade = shade("#7cc9ae", "#1f6b54");
-/// Every colour that is drawn with.
+/// Every colour of the chart.
 const ALL: [Shade; 9] = [PAGE, TEXT, MUTED, FAINT, CHOSEN, RUNS, DIM, ROOM, MEMORY];
 
 /// Draws the bars.
 ///
 /// # Errors
-/// When plotters refuses.
+/// When plotters fails.
 pub fn bars_plot(plot: &BarsPlot) -> Result<String, PlotError> {
     let height = REST + ROW * plot.bars.len().max(1) as u32;
     let mut svg = String::new();
@@ -137,7 +137,7 @@ fn draw(area: &Area<'_>, plot: &BarsPlot) -> Drawn {
     draw_bars(&right, plot, 0, (largest, "memory of the fullest device, GiB"), &memory)
 }
 
-/// Length, the length that is the most, colour and words of a bar.
+/// Value, largest value, colour and text of a bar.
 type Drawing = (f64, Option<f64>, Shade, String);
 
 fn draw_bars(
@@ -149,7 +149,7 @@ fn draw_bars(
 ) -> Drawn {
     let (ink, muted) = (colour(TEXT), colour(MUTED));
     let most = if largest > 0.0 && largest.is_finite() { largest } else { 1.0 };
-    // Words stand behind the longest bar; those of memory stand on the room that is left.
+    // The text of a bar is to the right of the longest bar; that of memory is in the remaining space.
     let room = if names > 0 { 1.16 } else { 1.02 };
     let n = plot.bars.len() as i32;
     let middle = |row: usize| 100 * (n - 1 - row as i32);
@@ -204,7 +204,7 @@ fn draw_bars(
     Ok(())
 }
 
-/// A name that fits, with a star where it is the chosen one.
+/// A name that fits, with a star if it is the chosen one.
 fn shortened(name: &str, is_marked: bool) -> String {
     let star = if is_marked { "★ " } else { "" };
     match name.char_indices().nth(LONGEST) {

@@ -1,6 +1,6 @@
 //! Two pictures in one: beside each other, or one above the other.
 //!
-//! Each stays a document of its own inside the whole, so that neither is drawn otherwise than alone.
+//! Each stays a separate document within the whole, so that both are drawn exactly as they would be alone.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use crate::{
     text::{Weight, fit},
 };
 
-/// How the pictures lie.
+/// The arrangement of the pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrangement {
     /// The second to the right of the first.
@@ -23,7 +23,7 @@ const MARGIN: f64 = 16.0;
 const HEAD: f64 = 34.0;
 const SIZE: f64 = 15.0;
 
-/// Puts pictures, each under its title, into one. What is no picture of this crate takes no room.
+/// Combines pictures, each under its title, into one. A text that is not a picture of this crate takes no space.
 pub fn beside(pictures: &[(String, String)], arrangement: Arrangement) -> String {
     let sizes: Vec<(f64, f64)> =
         pictures.iter().map(|(_, svg)| (extent(svg, "width"), extent(svg, "height"))).collect();
@@ -65,7 +65,7 @@ pub fn beside(pictures: &[(String, String)], arrangement: Arrangement) -> String
     out
 }
 
-/// Returns a size from the first element of a picture.
+/// Reads a size from the first element of a picture.
 fn extent(svg: &str, name: &str) -> f64 {
     let head = svg.split('>').next().unwrap_or_default();
     let value = head.split_once(&format!(" {name}=\"")).and_then(|(_, rest)| rest.split('"').next());

@@ -9,11 +9,11 @@ use crate::{
 pub(crate) const TITLE: f64 = 12.0;
 pub(crate) const SMALL: f64 = 10.0;
 pub(crate) const LABEL: f64 = 9.5;
-/// No line is longer than this; longer ones lose their middle.
+/// Longest line; longer ones are shortened in the middle.
 const LONGEST_LINE: f64 = 270.0;
 const PADDING: f64 = 11.0;
 const NARROWEST: f64 = 58.0;
-/// By how much the sheets behind a box that stands for several stick out.
+/// Offset of the sheets behind a box that represents several.
 pub(crate) const PILE: f64 = 6.0;
 /// Height of the bar that shows an amount.
 pub(crate) const BAR: f64 = 4.0;
@@ -22,7 +22,7 @@ pub(crate) const BAR: f64 = 4.0;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Card {
     pub lines: Vec<Line>,
-    /// Baseline-independent place of the amount's bar from the top; `None` without an amount.
+    /// Distance of the amount's bar from the top; `None` without an amount.
     pub bar: Option<f64>,
     pub width: f64,
     pub height: f64,
@@ -52,7 +52,7 @@ pub(crate) fn stage_badge(stage: u32) -> String {
     format!("S{stage}")
 }
 
-/// Returns the title with the number of siblings it stands for.
+/// Returns the title with the number of siblings that the box represents.
 pub(crate) fn full_title(diagram: &Diagram, id: BoxId) -> String {
     let item = diagram.get(id);
     match item.repeat {
@@ -65,7 +65,7 @@ pub(crate) fn full_title(diagram: &Diagram, id: BoxId) -> String {
 pub(crate) fn leaf(diagram: &Diagram, id: BoxId) -> Card {
     let item = diagram.get(id);
     let mut card = Card { height: 6.0, ..Card::default() };
-    // The title stands in the middle and the badge at its right: room for it on both sides.
+    // The title is centred and the badge is at its right: the space is kept free on both sides.
     let badge = if item.stage.is_some() && diagram.has_stages { 22.0 } else { 0.0 };
     card.push(&full_title(diagram, id), LineKind::Title, 15.0);
     card.width += 2.0 * badge;
@@ -88,7 +88,7 @@ pub(crate) fn leaf(diagram: &Diagram, id: BoxId) -> Card {
     }
     card.height = (card.height + 6.0).ceil();
     card.width = (card.width + 2.0 * PADDING).max(NARROWEST).ceil();
-    // Even, so that a middle lies on a whole pixel and chains of boxes align.
+    // Even, so that the centre is on a whole pixel and chains of boxes align.
     card.width += card.width % 2.0;
     if item.repeat > 1 {
         card.width += PILE;
@@ -97,7 +97,7 @@ pub(crate) fn leaf(diagram: &Diagram, id: BoxId) -> Card {
     card
 }
 
-/// Returns the tags as they are shown: a few, and how many more there are.
+/// Returns the tags to show: the first few, and the number of others.
 fn shown_tags(tags: &[String]) -> Vec<String> {
     const MOST: usize = 3;
     let shown = if tags.len() > MOST { MOST - 1 } else { tags.len() };

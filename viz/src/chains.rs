@@ -1,17 +1,17 @@
-//! Chains of reshapes and copies in one box: `transpose · contiguous · view` is one thought.
+//! Chains of reshapes and copies in one box: `transpose · contiguous · view` is a single step to the reader.
 //!
-//! Half of what a transformer's operators do is to bring a tensor into another form. At the deepest level, where every
-//! operator is asked for, they are not joined.
+//! Half of a transformer's operators only reshape or copy a tensor. At the deepest level, which shows every operator,
+//! they are not joined.
 
 use crate::{
     diagram::{BoxId, Diagram, DiagramBox, Family},
     view::{Duplicates, rebuild},
 };
 
-/// Names in a title that are not left out.
+/// Most names in a title.
 const MOST_NAMES: usize = 3;
 
-/// Makes one box of operators that only move data, one behind the other and nothing else between them.
+/// Merges consecutive operators that only move data, with nothing else between them, into one box.
 pub(crate) fn join(diagram: &Diagram) -> Diagram {
     let next = next_in_chain(diagram);
     let mut keep: Vec<BoxId> = diagram.ids().collect();

@@ -1,16 +1,16 @@
 //! Lines between two rows: each net that must step sideways gets a track of its own.
 //!
 //! Channel routing as for circuit boards (Hashimoto, Stevens, "Wire routing by optimizing channel assignment within
-//! large apertures", 1971). Lines run in the rows' own columns and in the channels between rows, so that none can
-//! run through a box.
+//! large apertures", 1971). Lines run in the rows' own columns and in the channels between rows, so that none crosses a
+//! box.
 
 /// Distance between two tracks.
 pub(crate) const TRACK: f64 = 8.0;
-/// Room between the outermost track and the rows.
+/// Space between the outermost track and the rows.
 const MARGIN: f64 = 12.0;
 /// Height of a channel where every line runs straight.
 const STRAIGHT: f64 = 24.0;
-/// Less than this is no step.
+/// A smaller offset is not a step.
 const SAME: f64 = 0.5;
 
 /// One net in a channel: from one place above to some below.
@@ -25,7 +25,7 @@ pub(crate) struct Crossing {
 pub(crate) struct Channel {
     /// Each crossing's distance from the channel's upper side; `None` where it runs straight.
     pub tracks: Vec<Option<f64>>,
-    /// Room from row to row.
+    /// Distance from row to row.
     pub height: f64,
 }
 

@@ -1,7 +1,8 @@
-//! Blocks that stay closed unless the deepest level is asked for, because their inside shows nothing of the model: norms that are
-//! written in arithmetic, a product with its cast, and the arithmetic on positions and masks in front of a transformer.
+//! Blocks that stay closed unless the deepest level is requested, because their inside is not informative: norms that
+//! are written in arithmetic, a product with its cast, and the arithmetic on positions and masks in front of a
+//! transformer.
 //!
-//! A block that a plan cuts stays open: the cut is to be seen.
+//! A block that a plan cuts stays open, to show the cut.
 
 use crate::{
     diagram::{BoxId, Diagram, DiagramBox, Family},
@@ -10,20 +11,20 @@ use crate::{
 
 /// A block of more operators than this is opened.
 const MOST_OPERATORS: usize = 16;
-/// Fewer operators of a mask are drawn by themselves.
+/// Fewer consecutive operators of a mask are drawn individually.
 const LEAST_OF_A_RUN: usize = 3;
-/// A picture with fewer boxes than this shows all there is.
+/// A picture with fewer boxes than this shows all of them.
 const FEWEST_BOXES: usize = 8;
 
 /// The boxes of a diagram that stay closed.
 pub(crate) struct Closed {
     /// For each box, whether it is a block that stays closed.
     pub is_small: Vec<bool>,
-    /// Operators in a row that compute positions or masks: siblings.
+    /// Consecutive operators that compute positions or masks: siblings.
     pub runs: Vec<Vec<BoxId>>,
 }
 
-/// Finds small blocks without blocks in them, and operators in a row that compute positions or masks.
+/// Finds small blocks without blocks in them, and consecutive operators that compute positions or masks.
 pub(crate) fn find(diagram: &Diagram) -> Closed {
     let is_index = index_arithmetic(diagram);
     let is_small: Vec<bool> = diagram.ids().map(|id| is_small(diagram, id, &is_index)).collect();
@@ -89,8 +90,8 @@ pub(crate) fn close_small(diagram: &Diagram) -> Diagram {
     rebuild(diagram, &boxes, keep, Duplicates::Keep, |_, _| false)
 }
 
-/// Puts a frame around each run of operators that compute positions or masks. Returns also which boxes stay closed until
-/// they are asked for: these frames, and small blocks.
+/// Puts a frame around each run of operators that compute positions or masks. Also returns the boxes that stay closed
+/// until they are requested: these frames, and small blocks.
 pub(crate) fn framed(diagram: &Diagram) -> (Diagram, Vec<BoxId>) {
     let Closed { is_small, runs } = find(diagram);
     let mut run_of: Vec<Option<usize>> = vec![None; diagram.boxes().len()];
@@ -134,7 +135,7 @@ pub(crate) fn framed(diagram: &Diagram) -> (Diagram, Vec<BoxId>) {
     (result, closed)
 }
 
-/// Tells for each box whether it computes only with sizes, constants and whole numbers of the inputs, without parameters or
+/// Returns for each box whether it computes only with sizes, constants and integer inputs, without parameters or
 /// activations.
 fn index_arithmetic(diagram: &Diagram) -> Vec<bool> {
     let mut is_other = vec![false; diagram.boxes().len()];
@@ -148,7 +149,7 @@ fn index_arithmetic(diagram: &Diagram) -> Vec<bool> {
             _ => true,
         };
     }
-    // Tensors flow forward: a source stands before its readers.
+    // Tensors flow forward: a source precedes its readers.
     let mut wires: Vec<_> = diagram.wires().iter().collect();
     wires.sort_by_key(|wire| wire.source);
     for wire in wires {
@@ -163,7 +164,7 @@ fn index_arithmetic(diagram: &Diagram) -> Vec<bool> {
     is_other.iter().map(|is_other| !is_other).collect()
 }
 
-/// Tells whether a block is closed.
+/// Returns whether a block stays closed.
 fn is_small(diagram: &Diagram, id: BoxId, is_index: &[bool]) -> bool {
     let item = diagram.get(id);
     let is_cut = diagram.has_stages && item.stage.is_none();
@@ -180,7 +181,7 @@ fn is_small(diagram: &Diagram, id: BoxId, is_index: &[bool]) -> bool {
             && children().filter(|item| is_heavy(item)).count() <= 1)
 }
 
-/// Tells whether a box is an operator, or several joined, and no module.
+/// Returns whether a box is an operator, or several joined, and not a module.
 fn is_operator(item: &DiagramBox) -> bool {
     let has = |name: &str| item.attributes.iter().any(|(known, _)| known == name);
     item.children.is_empty() && (has("operator") || has("operators")) && !has("class")

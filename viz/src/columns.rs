@@ -1,4 +1,4 @@
-//! The second half of a layered drawing: where each slot stands across the flow.
+//! The second half of a layered drawing: the position of each slot across the flow.
 //!
 //! Slots whose connecting line shall be straight are first joined to columns, as in Brandes, Köpf, "Fast and
 //! simple horizontal coordinate assignment" (2001), but by priority: long skips before chains of boxes, before the
@@ -10,18 +10,18 @@ use petgraph::{algo::toposort, graph::DiGraph};
 
 use crate::layers::{Layered, Link, MANY_SLOTS, Role, Sheet, SheetNode, SlotId};
 
-/// Room between two boxes, between a box and a lane, between two lanes.
+/// Space between two boxes, between a box and a lane, between two lanes.
 const BOX_GAP: f64 = 24.0;
 const LANE_GAP: f64 = 14.0;
-/// Room between two lines that end at one box.
+/// Space between two lines that end at one box.
 const PORT_GAP: f64 = 14.0;
-/// Nothing ends nearer to a box's corner than this.
+/// Least distance of a line's end from a box's corner.
 const CORNER: f64 = 9.0;
 const ROUNDS: usize = 40;
 /// A straight line between boxes may move the middle of the lower one by no more than this.
 const FAR_PORTS: f64 = 60.0;
 
-/// Places across the flow.
+/// Positions across the flow.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Placed {
     /// Each slot's centre.
@@ -30,7 +30,7 @@ pub(crate) struct Placed {
     pub ports: Vec<(f64, f64)>,
 }
 
-/// Gives every slot its place and every link its ends.
+/// Assigns a position to every slot and ends to every link.
 pub(crate) fn place(sheet: &Sheet, layered: &Layered) -> Placed {
     let positions = layered.positions();
     let aligned = align(sheet, layered, &positions);
@@ -49,14 +49,14 @@ fn is_box(sheet: &Sheet, layered: &Layered, slot: SlotId) -> bool {
     node(sheet, layered, slot).is_some_and(|node| node.role == Role::Box)
 }
 
-/// Selects the links that shall be straight: at most one above and one below each slot, none crossing.
+/// Selects the links that are to be straight: at most one above and one below each slot, none crossing.
 fn align(sheet: &Sheet, layered: &Layered, positions: &[usize]) -> Vec<bool> {
     let mut candidates: Vec<(u8, usize, usize)> = Vec::new();
     for (index, Link { from, to, .. }) in layered.links.iter().enumerate() {
-        // A port in the border leads the eye as a box does.
+        // A port in the border guides the eye as a box does.
         let is_node = |slot: SlotId| layered.slots[slot].node.is_some();
         let (is_from_box, is_to_box) = (is_node(*from), is_node(*to));
-        // With an even number of neighbours there is no middle one: the box stands between the two.
+        // With an even number of neighbours there is no middle one: the box is centred between the two.
         let is_middle = |links: &[usize], end: fn(&Link) -> SlotId| {
             let mut peers: Vec<SlotId> =
                 links.iter().map(|l| end(&layered.links[*l])).filter(|slot| is_node(*slot)).collect();
@@ -74,7 +74,7 @@ fn align(sheet: &Sheet, layered: &Layered, positions: &[usize]) -> Vec<bool> {
                 }
             }
             (false, true) => {
-                // A lane may lead the eye into a box that no box feeds.
+                // A lane may guide the eye into a box that no box feeds.
                 let n_boxes = layered.above[*to].iter().filter(|l| is_node(layered.links[**l].from)).count();
                 if n_boxes > 0 { 4 } else { 2 }
             }
@@ -86,7 +86,7 @@ fn align(sheet: &Sheet, layered: &Layered, positions: &[usize]) -> Vec<bool> {
                 if n_boxes > 0 { 4 } else { 3 }
             }
         };
-        // Lines that meet at a box, beside its main line, must not fight for its middle.
+        // Lines that meet at a box, beside its main line, must not compete for its middle.
         if priority < 4 {
             let skew = positions[*from].abs_diff(positions[*to]);
             candidates.push((priority, skew, index));
@@ -117,7 +117,7 @@ fn align(sheet: &Sheet, layered: &Layered, positions: &[usize]) -> Vec<bool> {
     aligned
 }
 
-/// Chooses where lines meet a box whose ports are free: the straight one in the middle, others to their sides.
+/// Chooses where lines meet a box whose ports are free: the straight one in the middle, others at its sides.
 fn choose_ports(sheet: &Sheet, layered: &Layered, positions: &[usize], aligned: &[bool]) -> Vec<(f64, f64)> {
     let mut ports = vec![(0.0, 0.0); layered.links.len()];
     for slot in 0..layered.slots.len() {
@@ -189,7 +189,8 @@ impl Columns {
                 Some(link) => {
                     let from = layered.links[*link].from;
                     of[*slot] = of[from];
-                    // Ports far from each other would make a staircase of wide frames: their middles align instead.
+                    // Ports far from each other would make a staircase of wide frames: their middles are aligned
+                    // instead.
                     let step = ports[*link].0 - ports[*link].1;
                     let is_far = step.abs() > FAR_PORTS
                         && is_box(sheet, layered, from)
@@ -258,7 +259,7 @@ impl Columns {
             self.push_left(&mut left, &to_right);
             let mut largest = 0.0f64;
             for column in 0..self.n_columns {
-                // Half the way only: rows that pull at each other would else change places for ever.
+                // Half the way only: rows that pull at each other would otherwise swap places forever.
                 let new = (at[column] + (right[column] + left[column]) / 2.0) / 2.0;
                 largest = largest.max((new - at[column]).abs());
                 at[column] = new;
@@ -321,7 +322,7 @@ fn distance(sheet: &Sheet, layered: &Layered, left: SlotId, right: SlotId) -> f6
     after + before + if both { BOX_GAP } else { LANE_GAP }
 }
 
-/// Moves free ports under a line that would else jog just before its box.
+/// Moves free ports under a line that would otherwise jog just before its box.
 fn straighten(sheet: &Sheet, layered: &Layered, centres: &[f64], ports: &mut [(f64, f64)]) {
     for slot in 0..layered.slots.len() {
         let Some(node) = node(sheet, layered, slot) else { continue };
@@ -352,7 +353,7 @@ fn straighten(sheet: &Sheet, layered: &Layered, centres: &[f64], ports: &mut [(f
             let steps = i as f64 - anchor as f64;
             ports[*link].1 = at + steps * if steps < 0.0 { left } else { right };
         }
-        // What remains may be straight as well, within the room that its neighbours leave.
+        // The remaining ones may be straight as well, within the space that their neighbours leave.
         for i in 0..arriving.len() {
             let wanted = wanted(arriving[i], ports);
             let least = if i == 0 { -room } else { ports[arriving[i - 1]].1 + PORT_GAP };

@@ -1,8 +1,8 @@
-//! `Diagram`: nested boxes and the tensors that flow between them, free of what a model is.
+//! `Diagram`: nested boxes and the tensors that flow between them, independent of models.
 //!
-//! The whole tree stands in one list, parents before their children, so that no depth of nesting needs a
-//! recursion. Siblings stand in an order in which every tensor flows forward; a trace has one by nature, because
-//! blocks are contiguous runs of its operators.
+//! The whole tree is one list, parents before their children, so that no depth of nesting needs recursion. Siblings are
+//! in an order in which every tensor flows forward; a trace is in such an order, because blocks are contiguous runs of
+//! its operators.
 
 use thiserror::Error;
 
@@ -20,7 +20,7 @@ impl BoxId {
     }
 }
 
-/// A picture before it has places and colours.
+/// A picture without positions and colours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Diagram {
     /// Boxes, parents before their children; the first is [`BoxId::ROOT`].
@@ -46,19 +46,19 @@ pub struct DiagramBox {
     pub details: Vec<String>,
     /// Name and value, for the tool tip and for programs.
     pub attributes: Vec<(String, String)>,
-    /// The model's operators in it, those left out of the picture included.
+    /// The range of the model's operators in it, including those that the picture leaves out.
     pub operators: std::ops::Range<u32>,
     /// Its family, which gives its colour.
     pub family: Family,
-    /// True of an operator that reads parameters of the model.
+    /// Whether it is an operator that reads parameters of the model.
     pub has_parameters: bool,
     /// Its amount, when amounts are shown.
     pub amount: Option<Amount>,
     /// The stage it runs in; `None` for a box of several stages.
     pub stage: Option<u32>,
-    /// The number of siblings that it stands for, itself included; mostly 1.
+    /// The number of siblings that it represents, including itself; mostly 1.
     pub repeat: u32,
-    /// Tensors that come from far away, named instead of drawn.
+    /// Tensors from far away, named instead of drawn.
     pub tags: Vec<String>,
     /// The box around it; `None` for the root.
     pub parent: Option<BoxId>,
@@ -78,7 +78,7 @@ pub struct Amount {
 /// The family of a box, which decides its colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// Several things.
+    /// Mixed content.
     #[default]
     Module,
     /// Convolutions.
@@ -134,16 +134,16 @@ impl Family {
         }
     }
 
-    /// Tells whether it is a terminal of the model, not a part.
+    /// Returns whether it is an input or output of the model.
     pub fn is_terminal(self) -> bool {
         matches!(self, Family::Input | Family::Output)
     }
 }
 
-/// One tensor on its way from the box that makes it to the boxes that read it.
+/// A tensor, from the box that computes it to the boxes that read it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wire {
-    /// The box that makes it; it has no children.
+    /// The box that computes it; it has no children.
     pub source: BoxId,
     /// Its shape.
     pub label: String,
@@ -151,7 +151,7 @@ pub struct Wire {
     pub sinks: Vec<BoxId>,
 }
 
-/// A fault of a diagram.
+/// Why a diagram is invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DiagramError {
     /// A wire runs against the order of the boxes.
@@ -163,7 +163,7 @@ pub enum DiagramError {
         to: String,
     },
     /// A wire ends at a box that holds others.
-    #[error("a tensor ends at `{path}`, which is no innermost box")]
+    #[error("a tensor ends at `{path}`, which is not an innermost box")]
     NotInnermost {
         /// Path of the box.
         path: String,
@@ -191,7 +191,7 @@ impl Diagram {
         id
     }
 
-    /// Adds a tensor. Sinks may repeat and stand in any order; a tensor without readers is not drawn.
+    /// Adds a tensor. Sinks may repeat and be in any order; a tensor without readers is not drawn.
     pub fn connect(
         &mut self,
         source: BoxId,
@@ -231,7 +231,7 @@ impl Diagram {
         (0..self.boxes.len() as u32).map(BoxId)
     }
 
-    /// Tells whether a box has no boxes in it.
+    /// Returns whether a box has no boxes in it.
     pub fn is_leaf(&self, id: BoxId) -> bool {
         self.get(id).children.is_empty()
     }
@@ -247,7 +247,7 @@ impl Diagram {
         depths
     }
 
-    /// Checks what the layout relies on.
+    /// Checks the assumptions of the layout.
     ///
     /// # Errors
     ///

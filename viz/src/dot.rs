@@ -1,7 +1,7 @@
 //! A diagram as DOT, for Graphviz and other readers.
 //!
-//! graphviz-rust prints identifiers as they are given, so every text is quoted here: a name with a quote or a
-//! backslash would otherwise end its string, and a name in angle brackets would be read as HTML.
+//! graphviz-rust prints identifiers verbatim, so every text is quoted here: a name with a quote or a backslash would
+//! otherwise end its string, and a name in angle brackets would be read as HTML.
 
 use graphviz_rust::{
     dot_structures::{
@@ -50,7 +50,7 @@ pub fn dot(diagram: &Diagram, direction: Direction) -> String {
             attribute("fontcolor", palette::MUTED.light),
         ])),
     ];
-    // From the innermost outwards: a frame's statements are complete when it is put into its parent.
+    // From the innermost outwards: a frame's statements are complete when they are added to its parent.
     let mut inner: Vec<Vec<Stmt>> = vec![Vec::new(); diagram.boxes().len()];
     for id in diagram.ids().rev().filter(|id| *id != BoxId::ROOT) {
         let statement = if diagram.is_leaf(id) {
@@ -126,7 +126,7 @@ fn attribute(name: &str, value: &str) -> Attribute {
     Attribute(Id::Plain(name.to_string()), quoted(value))
 }
 
-/// A text as a quoted identifier; line feeds stay line feeds of the label.
+/// A text as a quoted identifier; line feeds remain line feeds of the label.
 fn quoted(value: &str) -> Id {
     let mut quoted = String::with_capacity(value.len() + 2);
     quoted.push('"');
@@ -146,7 +146,7 @@ fn quoted(value: &str) -> Id {
 }
 
 fn shortened(value: &str) -> String {
-    // A line feed inside a name is no line feed of the label.
+    // A line feed inside a name is not a line feed of the label.
     let value = text::clean(value);
     match value.char_indices().nth(LONGEST) {
         None => value.into_owned(),

@@ -11,7 +11,7 @@ use crate::{
     text::{Weight, fit, width},
 };
 
-/// The meaning of the colours.
+/// What colours show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Color {
     /// Nothing.
@@ -23,11 +23,11 @@ pub enum Color {
     Cost,
     /// Memory: the diagram's amounts, in cool colours.
     Memory,
-    /// The stage.
+    /// The plan's stage.
     Stage,
 }
 
-/// The words above a picture.
+/// The text above a picture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caption {
     /// Large.
@@ -201,7 +201,7 @@ impl Painter<'_> {
         }
     }
 
-    /// A triangle that points the way its line runs.
+    /// A triangle in the direction of its line.
     fn tip(&self, data: &mut String, tip: Point, route: &crate::layout::Route) {
         let is_here = |p: &Point| (p.x - tip.x).abs() < 0.01 && (p.y - tip.y).abs() < 0.01;
         let before = route.lines.iter().find(|line| line.last().is_some_and(is_here));
@@ -273,7 +273,7 @@ impl Painter<'_> {
         }
     }
 
-    /// Sheets behind a box that stands for several.
+    /// Sheets behind a box that represents several.
     fn pile(&self, out: &mut String, rect: Rect, class: &str, corner: f64) {
         for shift in [PILE, PILE / 2.0] {
             rectangle(out, Rect { x: rect.x + shift, y: rect.y + shift, ..rect }, class, corner);
@@ -398,7 +398,7 @@ fn rectangle(out: &mut String, rect: Rect, class: &str, corner: f64) {
     );
 }
 
-/// One sign of the legend and its words.
+/// One symbol of the legend and its text.
 struct Entry {
     /// Classes of the swatches.
     swatches: Vec<String>,
@@ -467,7 +467,7 @@ fn legend(diagram: &Diagram, color: Color) -> Vec<Entry> {
     entries
 }
 
-/// Sets the entries in rows; returns each one's row and place.
+/// Arranges the entries in rows; returns each one's row and position.
 fn flow(entries: &[Entry], width: f64) -> Vec<(usize, f64)> {
     let (mut row, mut x) = (0, 0.0);
     entries

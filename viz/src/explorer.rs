@@ -1,7 +1,7 @@
 //! A diagram for Google's Model Explorer: one graph collection, and costs as its node data.
 //!
-//! Show them with `model-explorer model.json --node_data_paths costs.json`. The format is the one that version 0.1
-//! reads; it has no schema of its own. Frames are not nodes there but the parts of a node's name space.
+//! Show them with `model-explorer model.json --node_data_paths costs.json`. The format is that of version 0.1; it has
+//! no schema of its own. Frames are not nodes in it but parts of a node's namespace.
 
 use serde_json::{Value, json};
 
@@ -76,7 +76,7 @@ fn name_spaces(diagram: &Diagram) -> Vec<String> {
         if parent == BoxId::ROOT {
             continue;
         }
-        // A slash in a name would open a level of its own.
+        // A slash in a name would open another level.
         let title = diagram.get(parent).title.replace('/', "\u{2215}");
         let outer = &spaces[parent.index()];
         spaces[id.index()] = if outer.is_empty() { title } else { format!("{outer}/{title}") };

@@ -1,7 +1,7 @@
 //! A model's graph as a diagram: blocks become frames, operators become boxes, tensors become wires.
 //!
-//! Arithmetic on sizes is left out: it would be half of every transformer's boxes and says nothing about the model.
-//! What flows through it, a list of tensors that is taken apart say, is followed.
+//! Arithmetic on sizes is left out: it would be half of every transformer's boxes and is not informative. Tensors that
+//! flow through it, such as a list that is unpacked, are followed.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -12,7 +12,7 @@ use schema::Bytes;
 
 use crate::diagram::{Amount, BoxId, Diagram, DiagramBox, Family};
 
-/// Data that a picture shows besides the graph.
+/// Data that a picture shows in addition to the graph.
 #[derive(Default)]
 pub struct Overlay<'a> {
     /// The amount of each operator.
@@ -25,13 +25,13 @@ pub struct Overlay<'a> {
 pub struct Amounts<'a> {
     /// The name of the amount: `forward FLOPs`.
     pub name: String,
-    /// One number for each operator; they add up.
+    /// One number for each operator; they are additive.
     pub values: &'a [f64],
     /// Writes a number with its unit.
     pub show: &'a dyn Fn(f64) -> String,
 }
 
-/// More outputs than this are one box.
+/// More outputs than this are merged into one box.
 const MOST_OUTPUTS: usize = 4;
 
 /// Makes a diagram of a whole model, opened to its operators.
@@ -45,7 +45,7 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
     });
     diagram.amounts = overlay.amounts.as_ref().map(|amounts| amounts.name.clone());
     diagram.has_stages = overlay.stages.is_some();
-    // The boxes that make each drawn value; several if a list is taken apart.
+    // The boxes that compute each drawn value; several for an unpacked list.
     let mut makers: Vec<Vec<BoxId>> = vec![Vec::new(); graph.values.len()];
     for input in &graph.inputs {
         let value = graph.value(*input);
@@ -53,7 +53,7 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
         makers[input.index()].push(id);
     }
     let mut wires: IndexMap<(BoxId, ValueId), Vec<BoxId>> = IndexMap::new();
-    // The frames around the operator at hand, innermost last.
+    // The frames around the current operator, innermost last.
     let mut open: Vec<(BlockId, BoxId)> = vec![(BlockId::ROOT, BoxId::ROOT)];
     let is_shown = shown(graph);
     for operator in &graph.operators {
@@ -110,7 +110,7 @@ pub fn from_graph(graph: &ModelGraph, overlay: &Overlay<'_>) -> Diagram {
     diagram
 }
 
-/// Returns the value that one result of plumbing is, where it takes a written list apart.
+/// Returns the value that one result of plumbing passes on, where it unpacks a written list.
 fn passed_on(operator: &Operator, place: usize) -> Option<ValueId> {
     use graph::{Constant, Operand};
     let (Operand::List(items) | Operand::Tuple(items)) = &operator.arguments.first()?.operand else {
@@ -130,7 +130,7 @@ fn passed_on(operator: &Operator, place: usize) -> Option<ValueId> {
     }
 }
 
-/// Returns the word that a statement begins with which was kept whole.
+/// Returns the first word of a statement that was kept whole.
 fn kept_whole(operator: &Operator) -> Option<&'static str> {
     if operator.name != "prim::Opaque" {
         return None;
@@ -139,10 +139,10 @@ fn kept_whole(operator: &Operator) -> Option<&'static str> {
     ["if", "for", "while", "with"].into_iter().find(|word| first == Some(*word)).or(Some("opaque"))
 }
 
-/// Tells for each operator whether a drawn tensor leads from it to an output.
+/// Returns for each operator whether a drawn tensor leads from it to an output.
 ///
-/// Some sizes are computed with tensors of one number; operators that serve sizes alone are not drawn. Nor is the cast of a
-/// weight, which mixed precision puts before each product: like the weight, it belongs to its reader.
+/// Some sizes are computed with tensors of one number; operators that only compute sizes are not drawn. Nor is the cast
+/// of a weight, which mixed precision puts before each product: like the weight, it belongs to its reader.
 fn shown(graph: &ModelGraph) -> Vec<bool> {
     let mut is_live = vec![false; graph.values.len()];
     for output in &graph.outputs {
@@ -161,7 +161,7 @@ fn shown(graph: &ModelGraph) -> Vec<bool> {
         let is_done = operator.outputs.is_empty() && kept_whole(operator).is_some();
         if is_read || is_in_place || is_done {
             is_shown[operator.id.index()] = !is_plumbing && !is_weight_cast(operator);
-            // Of a written list, only what is taken from it.
+            // Of a written list, only the element that is read.
             let one = operator.outputs.iter().enumerate().filter(|(_, value)| is_live[value.index()]);
             let taken: Option<Vec<ValueId>> = one.map(|(place, _)| passed_on(operator, place)).collect();
             for input in taken.filter(|_| is_plumbing).as_ref().unwrap_or(&operator.inputs) {
@@ -172,7 +172,7 @@ fn shown(graph: &ModelGraph) -> Vec<bool> {
     is_shown
 }
 
-/// Tells whether an operator gives a stored tensor another type and does nothing else.
+/// Returns whether an operator only casts a stored tensor.
 fn is_weight_cast(operator: &Operator) -> bool {
     operator.shape_rule().is_cast_by_argument() && operator.inputs.is_empty() && !operator.tensors.is_empty()
 }
@@ -180,7 +180,7 @@ fn is_weight_cast(operator: &Operator) -> bool {
 struct Builder<'a> {
     graph: &'a ModelGraph,
     overlay: &'a Overlay<'a>,
-    /// Sums of the amounts of all operators before each.
+    /// Prefix sums of the amounts.
     prefix: Vec<f64>,
 }
 
@@ -195,7 +195,7 @@ fn prefix_sums(graph: &ModelGraph, overlay: &Overlay<'_>) -> Vec<f64> {
 }
 
 impl Builder<'_> {
-    /// Closes frames that a block is not in and opens those that it is in.
+    /// Closes the frames that a block is not in and opens those that it is in.
     fn enter(&self, diagram: &mut Diagram, open: &mut Vec<(BlockId, BoxId)>, block: BlockId) {
         let mut way = Vec::new();
         let mut next = Some(block);
@@ -214,10 +214,10 @@ impl Builder<'_> {
         }
     }
 
-    /// Returns a block's title and path, as its caller knows it.
+    /// Returns a block's title and path, as its caller names it.
     ///
-    /// torch names a module after one owner. An activation that many share would be `stage4.2.act (call 12)` in
-    /// `stage1.0`: there it is `act`, so that blocks which differ in nothing else look alike, too.
+    /// torch names a module after one owner. A shared activation would be `stage4.2.act (call 12)` in `stage1.0`: there
+    /// it is `act`, so that blocks which differ in nothing else look the same, too.
     fn called(&self, id: BlockId, above: BlockId, outer_path: &str) -> (String, String) {
         let block = self.graph.block(id);
         let caller = self.graph.block(above);
@@ -319,17 +319,19 @@ impl Builder<'_> {
         let value = self.prefix[operators.end as usize] - self.prefix[operators.start as usize];
         let total = self.prefix.last().copied().unwrap_or(0.0);
         let share = if total > 0.0 { 100.0 * value / total } else { 0.0 };
-        // Sums from differences may leave a trace of rounding.
+        // Differences of sums may leave rounding errors.
         let value = if share < 1e-9 { 0.0 } else { value };
-        let text = match value == 0.0 {
-            true => "0".to_string(),
-            false if share < 0.1 => format!("{} · <0.1 %", (amounts.show)(value)),
-            false => format!("{} · {share:.1} %", (amounts.show)(value)),
+        let text = if value == 0.0 {
+            "0".to_string()
+        } else if share < 0.1 {
+            format!("{} · <0.1 %", (amounts.show)(value))
+        } else {
+            format!("{} · {share:.1} %", (amounts.show)(value))
         };
         Some(Amount { value, text })
     }
 
-    /// Returns the stage of all these operators, if it is one.
+    /// Returns the stage of all these operators, if they have the same.
     fn stage(&self, operators: std::ops::Range<u32>) -> Option<u32> {
         let stages = self.overlay.stages?;
         let mut stages = operators.filter_map(|operator| stages.get(operator as usize).copied().flatten());
@@ -354,7 +356,7 @@ impl Builder<'_> {
     }
 }
 
-/// Returns a path's last name; with what it counts where it is a number: `experts.3`.
+/// Returns a path's last name; with its parent's where it is a number: `experts.3`.
 fn last_name(path: &str) -> &str {
     let mut start = path.rfind('.').map_or(0, |dot| dot + 1);
     while start > 0 && path[start..].starts_with(|first: char| first.is_ascii_digit()) {
@@ -387,7 +389,7 @@ fn carries_tensor(graph: &ModelGraph, value: ValueId) -> bool {
     tensors.iter().any(|tensor| tensor.shape.as_ref().is_none_or(|shape| !shape.is_empty()))
 }
 
-/// Returns the words beside a wire.
+/// Returns the label of a wire.
 fn label(graph: &ModelGraph, value: ValueId) -> String {
     let one = |tensor: &graph::TensorFact| tensor.shape.as_ref().map(|shape| show_shape(shape));
     match &graph.value(value).fact {
@@ -421,7 +423,7 @@ fn family(class: OperatorClass) -> Family {
     }
 }
 
-/// Says in a few signs how an operator is set: `3×3, 64→128, stride 2`.
+/// Summarises an operator's settings: `3×3, 64→128, stride 2`.
 fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
     let weight = operator
         .tensors
@@ -452,7 +454,7 @@ fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
             let [to, from] = weight? else { return None };
             match operator.shape_rule() {
                 ShapeRule::Linear => parts.push(format!("{from}→{to}")),
-                // GPT-2's Conv1D keeps its weight the other way round.
+                // GPT-2's Conv1D stores its weight transposed.
                 ShapeRule::AddedProduct => parts.push(format!("{to}→{from}")),
                 _ => return None,
             }
@@ -471,11 +473,10 @@ fn summary(graph: &ModelGraph, operator: &Operator) -> Option<String> {
 fn stride(operator: &Operator) -> Option<String> {
     let stride = integers(operator, "stride")?;
     let first = *stride.first()?;
-    match stride.iter().all(|other| *other == first) {
-        true if first == 1 => None,
-        true => Some(format!("stride {first}")),
-        false => Some(format!("stride {}", joined(stride.iter().map(|size| size.unsigned_abs())))),
+    if stride.iter().any(|other| *other != first) {
+        return Some(format!("stride {}", joined(stride.iter().map(|size| size.unsigned_abs()))));
     }
+    (first != 1).then(|| format!("stride {first}"))
 }
 
 /// Writes sizes as `3×3`.

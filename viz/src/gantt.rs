@@ -1,7 +1,8 @@
 //! A timeline as an SVG Gantt chart: a row a stream, a bar an operation, memory below.
 //!
-//! Kinds are told apart by pattern as well as by colour, so a black-and-white print reads the same. Bars that are
-//! too thin to see are drawn together with their neighbours: the picture's size has a bound, the timeline's has not.
+//! Kinds are distinguished by pattern as well as by colour, so that a black-and-white print is as readable. Bars that
+//! are too thin to see are merged with their neighbours: the size of the picture is bounded, that of the timeline is
+//! not.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -20,11 +21,11 @@ const GAP: f64 = 5.0;
 const DEVICE_GAP: f64 = 9.0;
 /// Most lanes that a stream's simultaneous operations are stacked in.
 const MAX_LANES: usize = 4;
-/// Bars thinner than this are drawn together.
+/// Thinner bars are merged.
 const THINNEST: f64 = 0.6;
 /// More arrows than this would hide the bars.
 const MAX_ARROWS: usize = 150;
-/// More points of a memory curve than pixels show nothing.
+/// More points of a memory curve than there are pixels show nothing.
 const MAX_POINTS: usize = 2000;
 /// A limit beyond this multiple of the peak is written as text, not drawn.
 const NEAR: u64 = 4;
@@ -73,7 +74,7 @@ impl Pattern {
     }
 }
 
-/// Where a row stands.
+/// The position of a row.
 struct Row {
     y: f64,
     height: f64,
@@ -85,7 +86,7 @@ pub fn svg(timeline: &Timeline) -> String {
     drawn(timeline, label_width(timeline), timeline.end)
 }
 
-/// Draws timelines so that equal times lie below each other, a picture for each.
+/// Draws timelines on a common time axis, a picture for each.
 pub fn on_one_axis(timelines: &[&Timeline]) -> Vec<String> {
     let left = timelines.iter().map(|timeline| label_width(timeline)).fold(0.0, f64::max);
     let until = timelines.iter().map(|timeline| timeline.end).max().unwrap_or(0);
@@ -118,7 +119,7 @@ fn drawn(timeline: &Timeline, left: f64, until: u64) -> String {
         }
     }
     let bottom = y;
-    // Rows were made device by device: bring them into the order of the tracks.
+    // Rows were created device by device: sort them into the order of the tracks.
     let mut order: Vec<usize> = (0..timeline.tracks.len()).collect();
     order.sort_by_key(|track| timeline.tracks[*track].device);
     let mut row_of: Vec<usize> = vec![0; order.len()];
@@ -166,7 +167,7 @@ fn lanes(track: &Track) -> Vec<usize> {
         .collect()
 }
 
-/// What lies beside the bars, for light and dark pages; the bars and what is written on them stay as they are.
+/// The rules of everything beside the bars, for light and dark pages; the bars and their labels are the same on both.
 fn rules(css: &mut String, pick: &dyn Fn(Shade) -> &'static str) {
     let (grid, band, ink, muted) = (pick(FAINT), pick(FRAMES[0]), pick(TEXT), pick(MUTED));
     let (memory, over) = (pick(shade("#b8c4d0", "#3f4b5a")), pick(shade("#b3261e", "#ff8a80")));
@@ -323,7 +324,8 @@ impl Canvas {
         }
     }
 
-    /// Draws a device's memory on the scale of the fullest device, whose peak is `most`: the limit is a line where it is near.
+    /// Draws a device's memory on the scale of the fullest device, whose peak is `most`: the limit is a line if it is
+    /// near.
     fn memory(&mut self, curve: &MemoryCurve, most: u64, y: f64, end: u64) {
         let peak = peak(curve);
         let near = |limit: &Bytes| limit.0 / NEAR <= most;
@@ -393,7 +395,7 @@ fn peak(curve: &MemoryCurve) -> u64 {
     curve.points.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0)
 }
 
-/// The name of a span, or its micro-batch, or nothing: what fits.
+/// The name of a span, or its micro-batch, or nothing, depending on the space.
 fn label(span: &TimelineSpan, width: f64, height: f64) -> Option<String> {
     if height < 13.0 {
         return None;
@@ -436,7 +438,7 @@ fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // Not allowed in XML, whatever the escape.
+            // Not allowed in XML, even escaped.
             control if control.is_control() => escaped.push('\u{fffd}'),
             letter => escaped.push(letter),
         }
@@ -494,7 +496,7 @@ mod tests {
         roomy.memory[0].limit = Some(Bytes(100_000));
         let drawn = svg(&roomy);
         assert!(drawn.contains("less than 1 % of the limit, 97.7 KiB"), "{drawn}");
-        // A limit that is near is a line, and leaves the curve less room.
+        // A limit that is near is a line, and leaves the curve less space.
         roomy.memory[0].limit = Some(Bytes(200));
         let near = svg(&roomy);
         assert!(near.contains(">limit 200 B<"), "{near}");

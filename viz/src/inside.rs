@@ -1,7 +1,7 @@
-//! The inside of one box, laid out by itself.
+//! The inside of one box, laid out independently.
 //!
-//! Long chains are broken into strips that stand side by side, since a deep network drawn as one chain is a
-//! ribbon that cannot be printed. What crosses from one strip to the next runs through the gutter between them.
+//! Long chains are broken into strips side by side, since a deep network drawn as one chain is a ribbon that cannot be
+//! printed. Lines from one strip to the next run through the gutter between them.
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use crate::{
     layers::{Layered, Role, Sheet, SlotId, layer},
 };
 
-/// Room between a strip and the gutter's lines.
+/// Space between a strip and the gutter's lines.
 const GUTTER: f64 = 18.0;
 const MARGIN: f64 = 12.0;
-/// Strips are no shorter than this.
+/// Shortest strip.
 const SHORTEST_STRIP: f64 = 300.0;
 /// A strip exceeds the wanted length by more than this factor only if it cannot be broken before.
 const LONGEST_STRIP: f64 = 1.2;
@@ -36,7 +36,7 @@ pub(crate) struct Wrap {
     pub wanted: f64,
 }
 
-/// A place along and across the flow.
+/// A position along and across the flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Spot {
     pub along: f64,
@@ -70,7 +70,7 @@ pub(crate) fn lay_out(sheet: &Sheet, wrap: Wrap) -> Inside {
     compose(sheet, &layered, &placed, &gaps, &strips)
 }
 
-/// What happens between one row and the next.
+/// The space between one row and the next.
 struct Gap {
     /// Nets in the order of first appearance, with their links.
     nets: Vec<(usize, Vec<usize>)>,
@@ -130,7 +130,7 @@ fn extent(sheet: &Sheet, layered: &Layered, placed: &Placed, rows: Range<usize>)
     extent
 }
 
-/// Decides which rows stand in which strip.
+/// Decides which rows are in which strip.
 fn strips(sheet: &Sheet, layered: &Layered, placed: &Placed, gaps: &[Gap], wrap: Wrap) -> Vec<Range<usize>> {
     let n_rows = layered.rows.len();
     let lengths: Vec<f64> = (0..n_rows)
@@ -151,7 +151,7 @@ fn strips(sheet: &Sheet, layered: &Layered, placed: &Placed, gaps: &[Gap], wrap:
         let strips = break_at(&lengths, gaps, target, most_lines);
         let longest: f64 =
             strips.iter().map(|rows| lengths[rows.clone()].iter().sum()).fold(0.0, f64::max) + 30.0;
-        // A tail beside a long strip gains nothing.
+        // A tail beside a long strip saves no space.
         let shortest = strips.iter().map(|rows| lengths[rows.clone()].iter().sum()).fold(f64::MAX, f64::min);
         if strips.len() < 2 || longest > 0.75 * total || shortest < 0.15 * longest || longest > 1.7 * target {
             continue;
@@ -198,7 +198,7 @@ fn break_at(lengths: &[f64], gaps: &[Gap], target: f64, most_lines: usize) -> Ve
         }
         let rest: f64 = lengths[start..].iter().sum();
         let end = match best {
-            // A tail stays with what it follows.
+            // A tail stays with the previous strip.
             Some((_, row))
                 if rest > 1.15 * target
                     && lengths[row + 1..].iter().sum::<f64>() > SHORTEST_TAIL * target =>
@@ -213,7 +213,7 @@ fn break_at(lengths: &[f64], gaps: &[Gap], target: f64, most_lines: usize) -> Ve
     strips
 }
 
-/// Turns rows and strips into places.
+/// Converts rows and strips to positions.
 fn compose(
     sheet: &Sheet,
     layered: &Layered,
@@ -250,7 +250,7 @@ fn compose(
         inside.length = inside.length.max(along);
     }
     inside.breadth = left;
-    // Exits lie in the border: where the last strip is not the longest, they move to its end.
+    // Exits are in the border: where the last strip is not the longest, they move to its end.
     let last_row = n_rows - 1;
     let is_exit_row = layered.rows[last_row]
         .iter()

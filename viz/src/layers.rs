@@ -1,13 +1,13 @@
-//! The first half of a layered drawing: who stands in which row, and in which order within it.
+//! The first half of a layered drawing: the row of each node, and the order within rows.
 //!
 //! Sugiyama, Tagawa, Toda, "Methods for visual understanding of hierarchical system structures" (1981);
 //! rows by longest path, sources then pulled towards their readers; order by barycentre sweeps and adjacent
 //! swaps. O(sweeps · (S + W log W)) for S slots and W links between neighbouring rows.
 //!
-//! Why not rust-sugiyama 0.4, the fastest of the crates measured: it hides the places of its dummy nodes, so a
-//! skip connection has no route around the boxes; it knows no ports, which is how a line goes on inside a
-//! nested box; and it recurses along paths (a chain of 60,000 overflows the stack). What remains after working
-//! around these is less than what is here.
+//! rust-sugiyama 0.4, the fastest of the crates measured, is not used: it hides the positions of its dummy nodes, so a
+//! skip connection has no route around the boxes; it has no ports, through which a line continues inside a nested box;
+//! and it recurses along paths (a chain of 60,000 overflows the stack). The code left after working around these is
+//! less than this module.
 //!
 //! A tensor with several readers is one net, not several edges: its lanes are shared, so that a row is as wide as
 //! the number of tensors alive across it.
@@ -16,7 +16,7 @@ use std::cmp::Ordering;
 
 /// Sweeps over all rows, down and up in turn.
 const SWEEPS: usize = 8;
-/// Beyond this many slots a drawing is a map, not a page, and gets fewer rounds.
+/// Drawings of more slots than this get fewer rounds.
 pub(crate) const MANY_SLOTS: usize = 20_000;
 /// Rows longer than this are not improved by swapping neighbours.
 const LONGEST_SWAPPED_ROW: usize = 300;
@@ -30,18 +30,18 @@ pub(crate) struct Sheet {
     pub nets: Vec<Net>,
 }
 
-/// The content of a sheet.
+/// An element of a sheet.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SheetNode {
     pub role: Role,
-    /// Room along the flow.
+    /// Space along the flow.
     pub length: f64,
     /// The part of the length behind the box: the label of its outputs.
     pub label: f64,
-    /// Room across the flow, before and after the centre.
+    /// Space across the flow, before and after the centre.
     pub before: f64,
     pub after: f64,
-    /// Offset of the place where each net leaves or arrives, by net; empty where the layout may choose.
+    /// Offset of the point where each net leaves or arrives, by net; empty where the layout may choose.
     pub ports: Vec<(usize, f64)>,
 }
 
@@ -56,13 +56,13 @@ impl SheetNode {
 pub(crate) enum Role {
     /// A box.
     Box,
-    /// Where a tensor comes in through the border: always in the first row.
+    /// Where a tensor enters through the border: always in the first row.
     Entry,
-    /// Where a tensor goes out: always in the last row.
+    /// Where a tensor leaves through the border: always in the last row.
     Exit,
 }
 
-/// One tensor: a source and its readers, as indices of nodes. Sources stand before readers.
+/// One tensor: a source and its readers, as indices of nodes. Sources precede readers.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Net {
     pub source: usize,
@@ -84,7 +84,7 @@ pub(crate) struct Layered {
     pub below: Vec<Vec<usize>>,
 }
 
-/// Something that takes room in a row: a node, or a net that passes by (a lane).
+/// An element of a row: a node, or a net that passes by (a lane).
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub row: usize,
@@ -113,7 +113,7 @@ pub(crate) fn rank(sheet: &Sheet) -> Vec<usize> {
             writers[*sink].push(net.source);
         }
     }
-    // Entries stand before all children in the order of flow, exits behind.
+    // Entries precede all children in the order of flow, exits follow them.
     let key = |node: usize| match sheet.nodes[node].role {
         Role::Entry => (0, node),
         Role::Box => (1, node),
@@ -135,14 +135,14 @@ pub(crate) fn rank(sheet: &Sheet) -> Vec<usize> {
             ranks[*node] = last.map_or(1, |last| last + 1);
         }
     }
-    // Move down what has more readers than writers: its lines get shorter.
+    // Move down nodes that have more readers than writers: their lines get shorter.
     for node in order.iter().rev() {
         let is_pulled = sheet.nodes[*node].role == Role::Box && distinct(&writers[*node]) < makes[*node];
         if is_pulled && let Some(first) = readers[*node].iter().map(|reader| ranks[*reader]).min() {
             ranks[*node] = ranks[*node].max(first - 1);
         }
     }
-    // Close rows that this has emptied.
+    // Remove the rows that this has emptied.
     let mut used: Vec<usize> = ranks.clone();
     used.sort_unstable();
     used.dedup();
@@ -171,7 +171,7 @@ pub(crate) fn layer(sheet: &Sheet) -> Layered {
         layered.rows[*row].push(layered.slots.len());
         layered.slots.push(Slot { row: *row, node: Some(node) });
     }
-    // Later tensors stand nearer to the boxes, so that nested skips begin without crossings.
+    // Later tensors are nearer to the boxes, so that nested skips begin without crossings.
     let mut nets: Vec<usize> = (0..sheet.nets.len()).collect();
     nets.sort_by_key(|net| std::cmp::Reverse(ranks[sheet.nets[*net].source]));
     for net_idx in nets {
@@ -205,7 +205,7 @@ pub(crate) fn layer(sheet: &Sheet) -> Layered {
 }
 
 impl Layered {
-    /// Returns each slot's place in its row.
+    /// Returns each slot's position in its row.
     pub fn positions(&self) -> Vec<usize> {
         let mut positions = vec![0; self.slots.len()];
         for row in &self.rows {
@@ -217,7 +217,7 @@ impl Layered {
     }
 }
 
-/// Reorders the rows for fewer crossings and keeps the best order seen.
+/// Reorders the rows for fewer crossings and keeps the best order found.
 fn order(layered: &mut Layered, sheet: &Sheet) {
     let shift = |slot: SlotId, net: usize| -> f64 {
         let Some(node) = layered.slots[slot].node.map(|node| &sheet.nodes[node]) else { return 0.0 };
@@ -249,7 +249,7 @@ fn order(layered: &mut Layered, sheet: &Sheet) {
     layered.rows = best;
 }
 
-/// Sorts one row by the mean place of its neighbours in the row before it.
+/// Sorts one row by the mean position of its neighbours in the previous row.
 fn sort_row(layered: &mut Layered, shifts: &[(f64, f64)], row: usize, is_down: bool) {
     let neighbours_row = if is_down { row - 1 } else { row + 1 };
     let mut place = std::collections::HashMap::with_capacity(layered.rows[neighbours_row].len());

@@ -1,9 +1,8 @@
-//! Places for everything in a diagram, from the innermost boxes outwards.
+//! Positions of everything in a diagram, from the innermost boxes outwards.
 //!
-//! Each box is laid out by itself (see `inside`) and is then one box to its parent; a tensor that crosses its
-//! border goes through a port there, so the line goes on inside. No step looks at the whole picture, which is
-//! why one mask read by a hundred layers, or 20,000 operators, cost no more than they must. Boxes with the same
-//! inside share one layout.
+//! Each box is laid out by itself (see `inside`) and is then one box to its parent; a tensor that crosses its border
+//! goes through a port there, so the line continues inside. No step considers the whole picture, so one mask read by a
+//! hundred layers, or 20,000 operators, cost little. Boxes with the same inside share one layout.
 
 use std::{collections::HashMap, rc::Rc};
 
@@ -36,7 +35,7 @@ pub struct Rect {
     pub height: f64,
 }
 
-/// A diagram with places.
+/// A diagram with positions.
 #[derive(Clone, Debug, Default)]
 pub struct Scene {
     /// Size of the picture, without title and legend.
@@ -55,7 +54,7 @@ pub struct Scene {
     pub labels: Vec<Label>,
 }
 
-/// The drawn way of a wire.
+/// The route of a wire.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Route {
     /// Runs of horizontal and vertical lines.
@@ -71,13 +70,13 @@ pub struct Label {
     pub source: BoxId,
     /// Its text.
     pub text: String,
-    /// Room that it takes.
+    /// The space that it takes.
     pub rect: Rect,
 }
 
-/// Room between a frame's border and what is in it, along and across.
+/// Space between a frame's border and its content, along and across.
 const PADDING: f64 = 14.0;
-/// Height of a label's room.
+/// Height reserved for a label.
 const LABEL_HEIGHT: f64 = 13.0;
 
 /// A laid-out box of either kind.
@@ -273,7 +272,7 @@ impl Layouter {
         let head_height = if is_root { 0.0 } else { head.height };
         match self.direction {
             Direction::TopToBottom => {
-                // Lines come in through the upper border, where the title is: look for room between them.
+                // Lines enter through the upper border, where the title is: look for space between them.
                 let places: Vec<f64> = frame.entries.iter().map(|(_, at)| at + PADDING).collect();
                 let (at, widening) = room_for(head.width, &places, inside.breadth + 2.0 * PADDING);
                 frame.head = Spot { along: 0.0, across: at };
@@ -356,7 +355,7 @@ impl Layouter {
     }
 }
 
-/// Finds a place for a title between lines; returns it and by how much both sides must grow.
+/// Finds a position for a title between lines; returns it and by how much both sides must grow.
 fn room_for(width: f64, lines: &[f64], breadth: f64) -> (f64, f64) {
     const GAP: f64 = 8.0;
     let mut lines = lines.to_vec();
@@ -372,7 +371,7 @@ fn room_for(width: f64, lines: &[f64], breadth: f64) -> (f64, f64) {
     (2.0 + GAP, (width + 2.0 * GAP + 2.0 - first).max(0.0))
 }
 
-/// Turns places inside boxes into places in the picture.
+/// Converts positions inside boxes to positions in the picture.
 fn assemble(
     diagram: &Diagram,
     direction: Direction,

@@ -10,11 +10,11 @@ use crate::diagram::{BoxId, Diagram};
 pub(crate) struct Lifted {
     /// Index into [`Diagram::wires`].
     pub wire: usize,
-    /// The child that makes it; `None` where it comes in through the border.
+    /// The child that computes it; `None` where it enters through the border.
     pub source: Option<u32>,
     /// Children that read it or hold its readers, ascending.
     pub sinks: Vec<u32>,
-    /// True when it is read outside.
+    /// Whether it is read outside.
     pub has_exit: bool,
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn lift(diagram: &Diagram) -> Vec<Vec<Lifted>> {
             place[child.index()] = index as u32;
         }
     }
-    // The wire that a box was last seen by, and how many of the wire's readers are inside.
+    // The wire that a box was last visited for, and how many of the wire's readers are inside.
     let mut seen = vec![usize::MAX; n_boxes];
     let mut inside = vec![0usize; n_boxes];
     for (wire_idx, wire) in diagram.wires().iter().enumerate() {
@@ -75,7 +75,7 @@ pub(crate) fn lift(diagram: &Diagram) -> Vec<Vec<Lifted>> {
                 let net = in_box.last_mut().expect("just pushed");
                 let child_place = place[child.index()];
                 let is_known = net.sinks.contains(&child_place);
-                // A reader inside the source's own child was dealt with further down.
+                // A reader inside the source's own child was handled at a deeper level.
                 if !is_known && net.source != Some(child_place) {
                     net.sinks.push(child_place);
                 }
@@ -99,7 +99,7 @@ pub(crate) fn lift(diagram: &Diagram) -> Vec<Vec<Lifted>> {
             }
         }
     }
-    // Equal insides have equal nets in equal order, whatever order their tensors have outside.
+    // Equal insides have equal nets in equal order, regardless of the order of their tensors outside.
     for nets in &mut nets {
         nets.sort_by(|a, b| {
             (a.source, &a.sinks, a.has_exit, a.wire).cmp(&(b.source, &b.sinks, b.has_exit, b.wire))

@@ -1,8 +1,8 @@
-//! Colours that colour-blind readers tell apart, in a light and a dark set.
+//! Colours that colour-blind readers can distinguish, in a light and a dark set.
 //!
-//! Colour is never the only sign: a family is also the operator's name, an amount also a bar and a number, a
-//! stage also an outline and a label. CSS variables are avoided because some SVG programs know none; the light
-//! colours are the plain rules and a media query overrides them.
+//! Colour is never the only cue: a family is also the operator's name, an amount also a bar and a number, a stage also
+//! an outline and a label. CSS variables are avoided because some SVG programs do not support them; the light colours
+//! are the plain rules and a media query overrides them.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ pub struct Shade {
     pub dark: &'static str,
 }
 
-/// A colour of a picture's own.
+/// A colour used in pictures.
 pub const fn shade(light: &'static str, dark: &'static str) -> Shade {
     Shade { light, dark }
 }
@@ -25,17 +25,17 @@ pub const fn shade(light: &'static str, dark: &'static str) -> Shade {
 pub const PAGE: Shade = shade("#ffffff", "#0d1117");
 /// Text.
 pub const TEXT: Shade = shade("#1f2328", "#e6edf3");
-/// Text that matters less.
+/// Less important text.
 pub const MUTED: Shade = shade("#59636e", "#9aa4af");
 /// Lines between boxes.
 pub const WIRE: Shade = shade("#6e7781", "#8b949e");
 /// Thin lines: frames, grids.
 pub const FAINT: Shade = shade("#d0d7de", "#3a424c");
-/// Backgrounds of nested frames, from the outermost inwards; deeper ones begin again.
+/// Backgrounds of nested frames, from the outermost inwards; deeper ones repeat them.
 pub const FRAMES: [Shade; 3] =
     [shade("#f6f8fa", "#151b23"), shade("#eceff3", "#1f2630"), shade("#fbfcfd", "#10161d")];
 
-/// Stages and devices: the palette of Okabe and Ito, without its yellow and black, which vanish on a page.
+/// Stages and devices: the palette of Okabe and Ito, without its yellow and black, which are hard to see on a page.
 pub const STAGES: [Shade; 7] = [
     shade("#0072b2", "#56a8e0"),
     shade("#d55e00", "#f08a3c"),
@@ -46,7 +46,8 @@ pub const STAGES: [Shade; 7] = [
     shade("#7a4fbf", "#b193ea"),
 ];
 
-/// Rising amounts of time: lighter is less on a light page, darker is less on a dark one. Text stands on all of them.
+/// Increasing amounts of time: lighter is less on a light page, darker is less on a dark one. Text is readable on all
+/// of them.
 pub const COST: [Shade; 6] = [
     shade("#fff9e0", "#2a2417"),
     shade("#fff0b3", "#3c2f19"),
@@ -56,7 +57,7 @@ pub const COST: [Shade; 6] = [
     shade("#ec7014", "#915d0c"),
 ];
 
-/// Rising amounts of memory.
+/// Increasing amounts of memory.
 pub const MEMORY: [Shade; 6] = [
     shade("#f2f9ee", "#18242a"),
     shade("#d5eed8", "#1a333c"),
@@ -78,7 +79,7 @@ const fn family(fill: Shade, line: Shade) -> FamilyShade {
     FamilyShade { fill, line }
 }
 
-/// By the order of [`crate::Family::ALL`].
+/// In the order of [`crate::Family::ALL`].
 pub const FAMILIES: [FamilyShade; 9] = [
     family(shade("#ffffff", "#1c232c"), shade("#8c959f", "#768390")),
     family(shade("#dcebfb", "#14304f"), shade("#2f74c0", "#5b9be6")),

@@ -1,14 +1,14 @@
-//! Timelines as a trace in Chrome's JSON, for <https://ui.perfetto.dev>: a process a device, a thread a stream.
+//! Timelines as a trace in Chrome's JSON, for <https://ui.perfetto.dev>: a process per device, a thread per stream.
 //!
-//! Flows go from the operation that makes a value to the one that uses it; memory is a counter. Several timelines
-//! (predicted beside executed) become processes side by side.
+//! Flows go from the operation that computes a value to the one that uses it; memory is a counter. Several timelines
+//! (predicted and executed) become processes side by side.
 
 use std::collections::BTreeSet;
 
 use schema::{Timeline, TimelineSpan, Track};
 use serde_json::{Value, json};
 
-/// Processes of one timeline are this far from the next one's.
+/// Offset between the process numbers of two timelines.
 const PROCESSES: u32 = 10_000;
 /// Most lanes of a track.
 const LANES: usize = 64;
@@ -110,7 +110,7 @@ fn lanes(track: &Track) -> Vec<usize> {
     track.spans.iter().map(lane).collect()
 }
 
-/// Microseconds, as the format wants them; a unit of an order without seconds counts as one.
+/// Microseconds, as the format requires; a unit of an order without seconds counts as one.
 fn time(time: u64, unit: &str) -> f64 {
     if unit == "ns" { time as f64 / 1000.0 } else { time as f64 }
 }

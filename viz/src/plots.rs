@@ -1,7 +1,7 @@
 //! Plots of a fit: predicted against measured, errors by kind, learning curve, a sweep.
 //!
-//! The plots take plain values. Everything is drawn by plotters into one SVG; without its font features text is measured
-//! by estimate, which is why labels keep away from each other.
+//! The plots take plain values. Everything is drawn by plotters into one SVG; without its font features the width of
+//! text is estimated, so labels keep a distance from each other.
 
 use plotters::{
     coord::Shift,
@@ -17,13 +17,13 @@ use super::swept::{Swept, draw_swept};
 /// Everything that is drawn of a fit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FitPlots {
-    /// Stands on top.
+    /// Above the plots.
     pub title: String,
     /// Held-out points by kind.
     pub series: Vec<Series>,
     /// Held-out error in percent over fitted rows, by kind.
     pub learning: Vec<Line>,
-    /// A convolution over its channels, where there are any.
+    /// A convolution over its channels, if there are any.
     pub swept: Option<Swept>,
 }
 
@@ -56,7 +56,7 @@ pub struct Point {
 pub struct Line {
     /// Name in the legend.
     pub name: String,
-    /// As that of [`Series`].
+    /// As for [`Series`].
     pub family: String,
     /// Its points.
     pub points: Vec<(f64, f64)>,
@@ -69,7 +69,7 @@ pub struct PlotError(pub(crate) String);
 
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Okabe and Ito's colours, which colour-blind readers can tell apart.
+/// Okabe and Ito's colours, which colour-blind readers can distinguish.
 pub(crate) const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -94,7 +94,7 @@ const MOST_ERROR: f64 = 100.0;
 /// Draws a fit as one SVG of four plots.
 ///
 /// # Errors
-/// When plotters refuses.
+/// When plotters fails.
 pub fn fit_plots(plots: &FitPlots) -> Result<String, PlotError> {
     let mut svg = String::new();
     {
@@ -137,16 +137,16 @@ fn draw(area: &Area<'_>, plots: &FitPlots) -> Drawn {
     draw_swept(&parts[n_left - 1], swept)
 }
 
-/// Times as people say them.
+/// Times in readable units.
 fn time(seconds: f64) -> String {
     schema::Seconds(seconds).to_string()
 }
 
-/// Colours, and the names that stand for them in a legend: one for each kind, or one for each family of them.
+/// Colours, and the names that they have in a legend: one for each kind, or one for each family of them.
 struct Key {
     /// Colour by position.
     colours: Vec<RGBColor>,
-    /// Where a name enters the legend, by position.
+    /// The name of a position in the legend, if it has one.
     entries: Vec<Option<String>>,
 }
 
@@ -255,12 +255,12 @@ fn draw_errors(area: &Area<'_>, series: &[Series]) -> Drawn {
     let widest = quantiles.iter().flatten().fold(10.0_f64, |most, error| most.max(error.abs()));
     let most = (1.1 * widest).min(MOST_ERROR);
     let x_name = if 1.1 * widest > MOST_ERROR {
-        "predicted ÷ measured − 1; what is beyond stands at the edge"
+        "predicted ÷ measured − 1; values beyond are drawn at the edge"
     } else {
         "predicted ÷ measured − 1"
     };
     let longest = series.iter().map(|one| one.name.chars().count()).max().unwrap_or(0) as u32;
-    // Each kind has two units of height; the first stands on top.
+    // Each kind has two units of height; the first is at the top.
     let rows: Vec<i32> = (0..series.len() as i32).map(|row| 2 * row).collect();
     let (bottom, top) = (-1, 2 * series.len() as i32 - 1);
     let mut chart = ChartBuilder::on(area)
@@ -298,7 +298,7 @@ fn draw_errors(area: &Area<'_>, series: &[Series]) -> Drawn {
     Ok(())
 }
 
-/// Where the axis of fitted rows has its zero; each step doubles them.
+/// The zero of the axis of fitted rows; each step doubles them.
 const FEWEST_ROWS: f64 = 50.0;
 
 fn draw_learning(area: &Area<'_>, lines: &[Line]) -> Drawn {
@@ -311,7 +311,7 @@ fn draw_learning(area: &Area<'_>, lines: &[Line]) -> Drawn {
     if heights.is_empty() {
         return draw_note(area, title, "too few rows");
     }
-    // A few that are far off would press all others to the bottom; they leave the picture at the top.
+    // A few far outliers would press all others to the bottom; they leave the picture at the top.
     heights.sort_by(f64::total_cmp);
     let top = 1.1 * heights[heights.len() - 1].min(2.0 * heights[(heights.len() - 1) * 9 / 10]);
     let places = || lines.iter().flat_map(at).map(|point| point.0);

@@ -4,14 +4,14 @@ use std::fmt::{self, Write};
 
 use crate::text;
 
-/// Fonts that systems have; none is fetched.
+/// Fonts of common systems; none is downloaded.
 pub const FONT_STACK: &str =
     "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif";
 
 /// Longest text kept in a tool tip, in characters.
 const LONGEST_TITLE: usize = 2000;
 
-/// A text as XML: fit for an element's content and for an attribute in either kind of quotes.
+/// A text escaped for XML, both for an element's content and for an attribute in either kind of quotes.
 pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -30,13 +30,13 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// A coordinate: one decimal at most, so that files are small and the same everywhere.
+/// A coordinate: one decimal at most, so that files are small and reproducible.
 pub struct Number(pub f64);
 
 impl fmt::Display for Number {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tenths = (self.0 * 10.0).round();
-        // A picture never reaches the range where this cast saturates; a not-a-number becomes 0.
+        // A picture never reaches the range where this cast saturates; NaN becomes 0.
         let tenths = tenths as i64;
         let sign = if tenths < 0 { "-" } else { "" };
         let (whole, tenth) = (tenths.unsigned_abs() / 10, tenths.unsigned_abs() % 10);

@@ -1,5 +1,5 @@
-//! The plot of a convolution over its channels: a panel for each kernel with what was measured, a polynomial of the raw
-//! dimensions, and our curve. What the polynomial says below zero is marked.
+//! The plot of a convolution over its channels: a panel for each kernel with the measurements, a polynomial of the raw
+//! dimensions, and our curve. Negative values of the polynomial are marked.
 
 use plotters::{
     prelude::{ChartBuilder, Circle, DashedLineSeries, LineSeries, PathElement, SeriesLabelPosition},
@@ -11,26 +11,26 @@ use super::plots::{Area, COLOURS, Drawn, FONT, GRID, INK, draw_note};
 /// Times over channels.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Swept {
-    /// The images that were convolved.
+    /// The convolved images.
     pub what: String,
-    /// A panel each.
+    /// One panel per kernel.
     pub kernels: Vec<SweptPanel>,
 }
 
 /// Channels and seconds of one kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SweptPanel {
-    /// Stands above it.
+    /// Above the panel.
     pub name: String,
     /// Points.
     pub measured: Vec<(f64, f64)>,
-    /// A dashed line.
+    /// The dashed line.
     pub raw: Vec<(f64, f64)>,
-    /// A line.
+    /// The solid line.
     pub curve: Vec<(f64, f64)>,
 }
 
-/// Values below zero.
+/// Negative values.
 const WRONG: RGBColor = RGBColor(200, 0, 30);
 
 pub(crate) fn draw_swept(area: &Area<'_>, swept: &Swept) -> Drawn {

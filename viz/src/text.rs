@@ -1,4 +1,4 @@
-//! Text that fits: how wide a label is, and how to shorten it.
+//! Text that fits: the width of a label, and how to shorten it.
 //!
 //! A library cannot ask the reader's font, so widths come from a table of DejaVu Sans, which is wider than
 //! the usual system fonts (Segoe UI, Roboto, Helvetica, Arial). What fits by this table fits with any of them.
@@ -21,7 +21,7 @@ pub fn width(text: &str, size: f64, weight: Weight) -> f64 {
 
 /// Shortens a line in the middle until it is no wider than `limit`.
 pub fn fit(text: &str, limit: f64, size: f64, weight: Weight) -> Cow<'_, str> {
-    // The head of a long name tells the family and the tail the member, so both are kept.
+    // The head of a long name identifies the family and the tail the member, so both are kept.
     if text.len() < 4096 && width(text, size, weight) <= limit {
         return Cow::Borrowed(text);
     }
@@ -48,10 +48,10 @@ pub fn fit(text: &str, limit: f64, size: f64, weight: Weight) -> Cow<'_, str> {
     Cow::Owned(format!("{}…{}", &text[..head], &text[tail..]))
 }
 
-/// Makes a text harmless: controls and direction overrides become visible marks.
+/// Sanitises a text: control characters and direction overrides become visible marks.
 ///
-/// XML forbids most control characters even when escaped, and a right-to-left override in one name would turn
-/// its neighbours around.
+/// XML forbids most control characters even when escaped, and a right-to-left override in one name would reverse its
+/// neighbours.
 pub fn clean(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_harmful) {
         return Cow::Borrowed(text);
@@ -84,7 +84,7 @@ fn advance(c: char, weight: Weight) -> u16 {
         '×' | '→' | '÷' | '±' => 838,
         '·' => 380,
         '\u{a0}'..='\u{24f}' => 850,
-        // Combining marks take no room, but fonts without them draw a box.
+        // Combining marks have no width, but fonts without them draw a box.
         '\u{300}'..='\u{36f}' => 500,
         '\u{370}'..='\u{10ff}' => 950,
         // Wide scripts, symbols and emoji.

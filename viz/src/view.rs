@@ -1,8 +1,8 @@
-//! Simplifies a diagram: hides boxes that add nothing, and keeps the flow between the others.
+//! Simplifies a diagram: hides boxes that are not informative, and keeps the flow between the others.
 //!
-//! Steps, each from a diagram to a smaller one: chains of reshapes become one box, small blocks close and masks become one
-//! box, unless the deepest level is asked for; a box with one box in it becomes one; equal siblings in a row become one with a
-//! count; boxes below a depth close; a tensor read by many is named at its readers instead of drawn.
+//! Steps, each from a diagram to a smaller one: chains of reshapes are merged, small blocks close and masks are merged,
+//! unless the deepest level is requested; a box with one box in it is merged with it; consecutive equal siblings become
+//! one with a count; boxes below a depth close; a tensor read by many boxes is named at its readers instead of drawn.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -16,15 +16,15 @@ use crate::{
     lift::{Lifted, lift},
 };
 
-/// Automatic depth shows no more boxes than this.
+/// Most boxes at automatic depth.
 pub const MOST_BOXES: usize = 150;
 /// A tensor with more readers than this is named at them.
 const MOST_READERS: usize = 8;
-/// Deeper nesting is closed: a frame needs room on each side.
+/// Deeper nesting is closed: a frame needs space on each side.
 const DEEPEST: u32 = 40;
-/// Lines that pass by boxes, for each box of a frame; beyond that the longest become names.
+/// Lines that pass by boxes, per box of a frame; beyond that the longest become names.
 const MOST_LANES: usize = 24;
-/// The same for a frame as a whole: thousands of operators without blocks are still to be drawn in a second.
+/// The same for a frame as a whole, so that thousands of operators without blocks are drawn within a second.
 const MOST_LANES_IN_ALL: usize = 20_000;
 
 /// Which boxes are opened.
@@ -45,7 +45,7 @@ pub struct Levels {
     pub of: u32,
 }
 
-/// Returns the diagram as it is to be drawn, and its levels.
+/// Returns the diagram to draw, and its levels.
 pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, Levels) {
     let merged = merge_only_children(diagram);
     let deepest = |diagram: &Diagram| diagram.depths().into_iter().max().unwrap_or(0).clamp(1, DEEPEST);
@@ -53,7 +53,7 @@ pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, Levels) {
     let joined = if is_whole { merged } else { merge_only_children(&chains::join(diagram)) };
     let folded = if is_whole { fold(&joined) } else { fold(&closed::close_small(&joined)) };
     let depths = folded.depths();
-    // What stays closed is a level for whoever asks for one: the deepest shows it.
+    // Blocks that stay closed are a level that can be requested: the deepest shows it.
     let deepest =
         if depth == Depth::Automatic || is_whole { deepest(&folded) } else { deepest(&fold(&joined)) };
     let depth = match depth {
@@ -66,7 +66,7 @@ pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, Levels) {
     (name_far_tensors(close(&folded, depth)), Levels { open: depth, of: deepest })
 }
 
-/// Makes one box of a box and its only child: `conv1` and `conv2d` in it.
+/// Merges a box with its only child: `conv1` and the `conv2d` in it.
 pub(crate) fn merge_only_children(diagram: &Diagram) -> Diagram {
     let mut keep: Vec<BoxId> = diagram.ids().collect();
     let mut boxes: Vec<DiagramBox> = diagram.boxes().to_vec();
@@ -76,7 +76,7 @@ pub(crate) fn merge_only_children(diagram: &Diagram) -> Diagram {
         let inner = boxes[child.index()].clone();
         let outer = &mut boxes[id.index()];
         if inner.children.is_empty() && !inner.title.is_empty() {
-            // `relu` in `relu (call 2)` says nothing new.
+            // `relu` in `relu (call 2)` is redundant.
             let is_said = outer.title.starts_with(inner.title.as_str());
             outer.subtitle = match (is_said, inner.subtitle.is_empty()) {
                 (true, _) => inner.subtitle,
@@ -103,11 +103,11 @@ pub(crate) fn merge_only_children(diagram: &Diagram) -> Diagram {
     rebuild(diagram, &boxes, keep, Duplicates::Keep, |_, _| false)
 }
 
-/// Makes one box of equal siblings in a row.
+/// Merges consecutive equal siblings into one box.
 fn fold(diagram: &Diagram) -> Diagram {
     let mut keep: Vec<BoxId> = diagram.ids().collect();
     let mut boxes = diagram.boxes().to_vec();
-    // The first of the siblings that a box is one of.
+    // The first of the siblings that a box belongs to.
     let mut run_of: Vec<Option<BoxId>> = vec![None; boxes.len()];
     for run in runs(diagram) {
         let first = run[0];
@@ -135,7 +135,7 @@ fn fold(diagram: &Diagram) -> Diagram {
     rebuild(diagram, &boxes, keep, Duplicates::Drop, is_inner)
 }
 
-/// Returns the runs of equal siblings that one box can stand for, outer ones first.
+/// Returns the runs of equal siblings that one box can represent, outer ones first.
 pub(crate) fn runs(diagram: &Diagram) -> Vec<Vec<BoxId>> {
     let nets = lift(diagram);
     let hashes = hashes(diagram, &nets);
@@ -157,10 +157,10 @@ pub(crate) fn runs(diagram: &Diagram) -> Vec<Vec<BoxId>> {
     runs
 }
 
-/// Tells whether equal siblings are one chain, each feeding the next, or all stand in the same place side by side.
+/// Returns whether equal siblings are one chain, each feeding the next, or are all parallel.
 ///
-/// Tensors from outside must go to the first of a chain or to all; what leaves must leave from the last of a chain,
-/// or from all to the same readers.
+/// Tensors from outside must go to the first of a chain or to all; tensors to the outside must come from the last of a
+/// chain, or from all to the same readers.
 fn is_foldable(nets: &[Lifted], run: &std::ops::Range<usize>) -> bool {
     let length = run.len();
     let mut feeds_next = vec![false; length];
@@ -205,7 +205,7 @@ fn joined_title(first: &str, last: &str) -> String {
     }
 }
 
-/// Returns a hash of each box's inside: equal for boxes that differ in name and place only.
+/// Returns a hash of each box's inside: equal for boxes that differ only in name and position.
 fn hashes(diagram: &Diagram, nets: &[Vec<Lifted>]) -> Vec<u64> {
     let mut hashes = vec![0u64; diagram.boxes().len()];
     for id in diagram.ids().rev() {
@@ -215,7 +215,7 @@ fn hashes(diagram: &Diagram, nets: &[Vec<Lifted>]) -> Vec<u64> {
         for child in &item.children {
             (&diagram.get(*child).title, hashes[child.index()]).hash(&mut hasher);
         }
-        // The order of tensors that come from outside is an accident of the outside.
+        // The order of tensors from outside depends on the outside.
         let mut inner: Vec<_> = nets[id.index()]
             .iter()
             .map(|net| (net.source, &net.sinks, net.has_exit, &diagram.wires()[net.wire].label))
@@ -227,7 +227,7 @@ fn hashes(diagram: &Diagram, nets: &[Vec<Lifted>]) -> Vec<u64> {
         }
         hashes[id.index()] = hasher.finish();
     }
-    // A leaf's own title says which sibling it is, unless nothing else tells what it does.
+    // A leaf's own title identifies the sibling, unless nothing else says what it does.
     for id in diagram.ids().filter(|id| diagram.is_leaf(*id)) {
         let item = diagram.get(id);
         if !item.subtitle.is_empty() {
@@ -248,7 +248,7 @@ fn subtree(diagram: &Diagram, root: BoxId) -> impl Iterator<Item = BoxId> {
     })
 }
 
-/// Returns the two siblings that hold two boxes, or one of the boxes twice when it holds the other.
+/// Returns the two siblings that contain two boxes, or one of the boxes twice if it contains the other.
 fn siblings_above(diagram: &Diagram, depths: &[u32], a: BoxId, b: BoxId) -> (BoxId, BoxId) {
     let (mut a, mut b) = (a, b);
     let up = |id: BoxId| diagram.get(id).parent.unwrap_or(BoxId::ROOT);
@@ -275,7 +275,7 @@ fn close(diagram: &Diagram, depth: u32) -> Diagram {
             keep[id.index()] = keep[parent.index()];
         }
     }
-    // A closed box shows what it mainly does, and which stages a plan has cut it into.
+    // A closed box shows its main family, and the stages that a plan has cut it into.
     let mut stages: BTreeMap<BoxId, BTreeSet<u32>> = BTreeMap::new();
     for id in diagram.ids().rev().filter(|id| diagram.is_leaf(*id)) {
         let (to, item) = (keep[id.index()], diagram.get(id));
@@ -292,7 +292,7 @@ fn close(diagram: &Diagram, depth: u32) -> Diagram {
     rebuild(diagram, &boxes, keep, Duplicates::Keep, |_, _| false)
 }
 
-/// Returns the family that says more about a box that does both.
+/// Returns the more informative family for a box with both.
 pub(crate) fn main_family(a: Family, b: Family) -> Family {
     const ORDER: [Family; 8] = [
         Family::Sequence,
@@ -307,7 +307,7 @@ pub(crate) fn main_family(a: Family, b: Family) -> Family {
     ORDER.into_iter().find(|family| [a, b].contains(family)).unwrap_or(a)
 }
 
-/// What happens to tensors that become equal.
+/// How tensors that become equal are treated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Duplicates {
     /// They are one line with both labels.
@@ -324,7 +324,7 @@ struct Merged {
     labels: Vec<(String, usize)>,
 }
 
-/// Makes a diagram of the boxes that are kept: those that `keep` maps to themselves, others to an earlier one.
+/// Returns a diagram of the boxes that are kept: those that `keep` maps to themselves, others to an earlier one.
 pub(crate) fn rebuild(
     diagram: &Diagram,
     boxes: &[DiagramBox],
@@ -395,7 +395,7 @@ fn name_far_tensors(mut diagram: Diagram) -> Diagram {
         }
         wire.sinks.sort_by_key(|sink| order[sink.index()]);
         let source = diagram.get(wire.source).clone();
-        // The first line stays, so that the source does not hang in the air.
+        // The first line stays, so that the source is connected.
         let kept = usize::from(!is_far);
         for sink in wire.sinks.split_off(kept.min(wire.sinks.len())) {
             // Among siblings the title is enough.

@@ -1,4 +1,4 @@
-//! What every drawing keeps, on random diagrams and on those that break other tools.
+//! Properties of every drawing, on random diagrams and on those that other tools fail on.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ fn root() -> Diagram {
 /// A random tree of boxes with random wires, all forward.
 fn diagram(parents: &[u32], wires: &[(u32, Vec<u32>)]) -> Diagram {
     let mut diagram = root();
-    // Each box goes into the latest open frame of some depth, so that siblings stand in order of creation.
+    // Each box is put into the latest open frame of some depth, so that siblings are in order of creation.
     let mut open = vec![BoxId::ROOT];
     for (index, parent) in parents.iter().enumerate() {
         open.truncate(1 + *parent as usize % open.len());
@@ -259,7 +259,7 @@ fn reshapes_in_a_row_are_one_box_above_the_deepest_level() {
     diagram.connect(input, "2x8", [chain[0]]);
     diagram.connect(chain[0], "8x2", [chain[1]]);
     diagram.connect(chain[1], "8x2", [chain[2]]);
-    // What is read twice ends a chain, and what reads two things begins none.
+    // A tensor that is read twice ends a chain, and an operator that reads two tensors begins none.
     diagram.connect(chain[2], "16", [copies[0], sum]);
     diagram.connect(copies[0], "1x16", [copies[1]]);
     diagram.connect(copies[1], "1x1x16", [copies[2]]);
@@ -331,7 +331,7 @@ fn norms_stay_closed_masks_are_one_box_and_cuts_are_seen() {
     assert_eq!(picture.boxes()[3].subtitle, "3 operators");
     assert_eq!(picture.boxes()[4].family, Family::Norm);
     check_scene(&picture, &lay_out_diagram(&picture, Direction::TopToBottom).unwrap());
-    // A closed box says which stages share it; the deepest level shows what is in a mask.
+    // A closed box shows its stages; the deepest level shows the content of a mask.
     let (closed, levels) = view(&diagram, Depth::At(1));
     let norm = closed.boxes().iter().find(|item| item.title == "norm2").unwrap();
     assert_eq!(norm.details, ["cut: S0 | S1"]);

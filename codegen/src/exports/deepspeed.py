@@ -1,8 +1,8 @@
-"""The stages beside this folder as a PipelineModule of DeepSpeed, one a rank, as planned.
+"""The stages of this folder's parent as a PipelineModule of DeepSpeed, one per rank, as planned.
 
     model = pipeline(loss)  # loss(outputs of the last stage, target)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=[p for p in model.parameters() if p.requires_grad], config=CONFIG | {"optimizer": …})
-    engine.train_batch(data_iter)  # of pairs: the model's inputs in the order of INPUTS, a tuple where there are several; the target
+    engine.train_batch(data_iter)  # pairs: the model's inputs in the order of INPUTS, a tuple if there are several; the target
 """
 # DIFFERENCES
 import importlib.util
@@ -15,7 +15,7 @@ from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
 
 CONFIG = {
-    "gradient_clipping": 0.0,  # DeepSpeed's default is 1, train.py's none
+    "gradient_clipping": 0.0,  # DeepSpeed's default is 1, train.py has none
     # CONFIG
 }
 STAGES = Path(__file__).resolve().parent.parent / "stages"
@@ -24,7 +24,8 @@ INPUTS = [f"input:{given['name']}" for given in MANIFEST["inputs"]]
 
 
 def sent(stage):
-    """Names what stage `stage` gets: the model's inputs, or all that it and later stages take of earlier ones, and of inputs."""
+    """Names the inputs of stage `stage`: the model's inputs, or all values that it and later stages take from
+    earlier ones, and inputs."""
     if stage == 0:
         return INPUTS
     taken = {port["from"] for about in MANIFEST["stages"][stage:] for port in about["inputs"]}
@@ -32,8 +33,8 @@ def sent(stage):
 
 
 class Linked(torch.autograd.Function):
-    """Returns tensors as they are. All get a gradient in the backward pass, zeros where none comes: DeepSpeed sends one for each
-    floating tensor that a stage has got, and asks for one of each that it has given."""
+    """Returns tensors unchanged. In the backward pass all get a gradient, zeros if there is none: DeepSpeed sends
+    one for each floating tensor that a stage has received, and expects one for each that it has sent."""
 
     @staticmethod
     def forward(ctx, anchor, *tensors):
@@ -52,14 +53,14 @@ def link(anchor, values):
 
 
 class Stage(nn.Module):
-    """A stage that takes and gives what DeepSpeed sends: a tensor, or a tuple."""
+    """A stage with DeepSpeed's kind of inputs and outputs: a tensor, or a tuple."""
 
     def __init__(self, stage):
         super().__init__()
         self.about, self.takes = MANIFEST["stages"][stage], sent(stage)
         is_last = stage + 1 == len(MANIFEST["stages"])
         self.gives = [f"stage:{stage}:{port['name']}" for port in self.about["outputs"]] if is_last else sent(stage + 1)
-        # Complex tensors travel as pairs of numbers: DeepSpeed sends gradients of floating ones alone.
+        # Complex tensors are sent as pairs of numbers: DeepSpeed sends gradients only of floating ones.
         self.is_complex = {f"stage:{other['stage']}:{port['name']}" for other in MANIFEST["stages"] for port in other["outputs"] if "complex" in port["dtype"]}
         files = self.about["files"]
         if "python" in files:
@@ -70,7 +71,7 @@ class Stage(nn.Module):
         else:
             self.module = torch.jit.load(STAGES / files["torchscript"])
 
-        # DeepSpeed's optimizer wants a parameter on every rank.
+        # DeepSpeed's optimizer needs a parameter on every rank.
         if not any(parameter.requires_grad for parameter in self.parameters()):
             self.nothing = nn.Parameter(torch.zeros(1))
 
@@ -82,7 +83,7 @@ class Stage(nn.Module):
         values = dict(zip(self.takes, (given,) if isinstance(given, torch.Tensor) else given, strict=True))
         device = next(iter(values.values())).device
         link(torch.zeros((), device=device), values)
-        # Empty sums: outputs hang on all that was got, though none may be computed from it.
+        # Empty sums: outputs depend on all received values, even if none is computed from them.
         anchor = self.nothing.sum() if hasattr(self, "nothing") else torch.zeros((), device=device, requires_grad=True)
         anchor = anchor + sum(value.flatten()[:0].sum() for value in values.values() if value.is_floating_point())
         values = {name: torch.view_as_complex(value) if name in self.is_complex else value for name, value in values.items()}
@@ -96,7 +97,7 @@ class Stage(nn.Module):
 
 
 class Planned(PipelineModule):
-    """Tied parameters lie in the stages that use them; their gradients are summed as those of TiedLayerSpec are."""
+    """Tied parameters are in the stages that use them; their gradients are summed like those of TiedLayerSpec."""
 
     def _index_tied_modules(self):
         found = {}

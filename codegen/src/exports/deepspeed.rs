@@ -1,10 +1,10 @@
-//! DeepSpeed's `PipelineModule`, made of the stages beside it: one a rank, so every model runs as it is cut.
+//! DeepSpeed's `PipelineModule`, made of the stages: one per rank, so every model runs as it is cut.
 
 use schema::ShardingLevel;
 
 use super::{Export, Made, Subject, head, schedule_note};
 
-/// The file, but for what the plan says.
+/// The file, without the plan's values.
 const PAGE: &str = include_str!("deepspeed.py");
 
 /// Returns the module.
@@ -23,7 +23,7 @@ fn module(Subject { terms, .. }: &Subject<'_>) -> Result<Made, String> {
         ShardingLevel::Zero1 => 1,
         // DeepSpeed: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism".
         level => {
-            notes.push(format!("replicas share out the optimizer's state alone, the plan {}", level.name()));
+            notes.push(format!("replicas shard only the optimizer's state, in the plan {}", level.name()));
             1
         }
     };

@@ -1,8 +1,8 @@
-//! Hugging Face's `device_map`: every parameter and buffer is covered, by the highest module that lies on one device.
+//! Hugging Face's `device_map`: it covers every parameter and buffer, each by the highest module that is on one device.
 //!
-//! accelerate moves what goes into a placed module, and nothing else: an operator of a module whose children are placed apart gets its
-//! values where they are. A map under which such an operator would meet values of two devices cannot run, though it covers
-//! everything; there none is written.
+//! accelerate only moves the inputs of placed modules: an operator of a module whose children are on different devices
+//! gets its values where they are. A map under which such an operator would get values of two devices cannot run,
+//! although it covers everything; then none is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,10 +22,10 @@ pub(super) fn device_map(subject: &Subject<'_>) -> Export {
 fn map(Subject { program, assignment, pipeline, terms, .. }: &Subject<'_>) -> Result<Made, String> {
     terms.whole_layers()?;
     if terms.replicas()? > 1 {
-        return Err("it has replicas, and a map is of one model".into());
+        return Err("the plan has replicas, and a map describes one copy of the model".into());
     }
     if terms.n_ranks() == 1 {
-        return Err("it has one device: there is nothing to map".into());
+        return Err("the plan has one device: there is nothing to map".into());
     }
     let rank = |stage: u32| terms.ranks.get(stage as usize).copied().unwrap_or(stage as usize);
     let mut rank_of: BTreeMap<&str, usize> = BTreeMap::new();
@@ -39,13 +39,13 @@ fn map(Subject { program, assignment, pipeline, terms, .. }: &Subject<'_>) -> Re
         let whose =
             if module.is_empty() { "the model itself".into() } else { format!("`{}`", comment(&module)) };
         return Err(format!(
-            "{whose} gives values of several devices to `{operator}`, and accelerate moves what goes into a module that lies on \
-             one device, nothing else"
+            "{whose} passes values of several devices to `{operator}`, and accelerate only moves the inputs of modules that are on \
+             one device"
         ));
     }
     if let Some(module) = displaced(program, &map, |node| rank(assignment.stage_of[node])) {
         return Err(format!(
-            "`{}` is cut by the plan, and all that a module computes runs where its parameters lie",
+            "`{}` is cut by the plan, but a module runs entirely on the device of its parameters",
             comment(&module)
         ));
     }
@@ -56,7 +56,7 @@ fn map(Subject { program, assignment, pipeline, terms, .. }: &Subject<'_>) -> Re
     Ok(Made { notes: Vec::new(), text: format!("{{\n{}\n}}\n", lines.join(",\n")) })
 }
 
-/// Covers tensors by the highest modules that lie on one device.
+/// Covers tensors by the highest modules that are on one device.
 fn highest<'p>(rank_of: &BTreeMap<&'p str, usize>) -> BTreeMap<&'p str, usize> {
     let mut below: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
     for (path, rank) in rank_of {
@@ -120,7 +120,7 @@ fn clash(
     None
 }
 
-/// Returns the device that a path lies on by itself or by a module above it.
+/// Returns the device of a path, by itself or by a module above it.
 fn placed(map: &BTreeMap<&str, usize>, path: &str) -> Option<usize> {
     let mut at = path;
     loop {
@@ -132,7 +132,7 @@ fn placed(map: &BTreeMap<&str, usize>, path: &str) -> Option<usize> {
     }
 }
 
-/// Finds the first module that lies on another device than the plan runs an operator of it on.
+/// Finds the first module on another device than the plan has for one of its operators.
 fn displaced(
     program: &Program,
     map: &BTreeMap<&str, usize>,

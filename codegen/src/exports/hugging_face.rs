@@ -1,4 +1,4 @@
-//! Hugging Face's `DistributedConfig`: the model's `tp_plan` as the plan cuts its weights, and pipelines by its own even rule.
+//! Hugging Face's `DistributedConfig`: a `tp_plan` from the plan's cuts of weights, and pipelines by its own even rule.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
     let Subject { program, terms, .. } = subject;
     let class = program.modules.first().map_or("", |root| root.class.as_str());
     if !class.starts_with("transformers.") {
-        return Err(format!("`{}` is no model of its", comment(class)));
+        return Err(format!("`{}` is not one of its models", comment(class)));
     }
     terms.no_bands()?;
     if terms.has_positions() {
@@ -31,12 +31,14 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
     let mut notes = Vec::new();
     let stages = pipeline(subject)?;
     if terms.shards < 2 && stages < 2 {
-        return Err("neither layers nor the model is cut: its Trainer runs replicas as it is started".into());
+        return Err(
+            "neither layers nor the model is cut: its Trainer runs replicas without a configuration".into()
+        );
     }
     let (replicated, shared_out) = terms.degrees(replicas);
     if !matches!(terms.sharding, ShardingLevel::None | ShardingLevel::Zero3) {
         notes.push(format!(
-            "replicas share out parameters between steps, too, the plan {}",
+            "replicas also shard parameters between steps, in the plan {}",
             terms.sharding.name()
         ));
     }
@@ -59,27 +61,27 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
         lines.push(format!("    tp_plan={{\n{}    }},\n", entries.concat()));
     }
     let text = format!(
-        "\"\"\"The plan for Hugging Face: AutoModel….from_pretrained(…, distributed_config=distributed_config).\n\nRules of the model's own tp_plan are kept for modules that do not stand here.\n\"\"\"\n{}\nfrom transformers.distributed import DistributedConfig\n\ndistributed_config = DistributedConfig(\n{})\n",
+        "\"\"\"The plan for Hugging Face: AutoModel….from_pretrained(…, distributed_config=distributed_config).\n\nRules of the model's own tp_plan are kept for modules that are not listed here.\n\"\"\"\n{}\nfrom transformers.distributed import DistributedConfig\n\ndistributed_config = DistributedConfig(\n{})\n",
         head(&notes, "#"),
         lines.concat()
     );
     Ok(Made { notes, text })
 }
 
-/// Returns the stages where they are those of transformers' rule: as many layers each, what is left over in the last, the
-/// embedding in the first, the head in the last.
+/// Returns the number of stages if they are those of transformers' rule: equal numbers of layers, the remainder in the
+/// last, the embedding in the first, the head in the last.
 fn pipeline(subject: &Subject<'_>) -> Result<usize, String> {
     let terms = subject.terms;
     if subject.assignment.stages() < 2 {
         return Ok(1);
     }
     if terms.schedule.is_some() && !terms.is_inference {
-        return Err("its pipelines run forward passes alone".into());
+        return Err("its pipelines run only forward passes".into());
     }
     terms.one_to_a_rank()?;
     if !layers::is_decoder(&subject.units) {
         return Err(format!(
-            "its pipelines are of decoders alone, which hold {}",
+            "its pipelines support only decoders, which have {}",
             layers::DECODER.join(", ")
         ));
     }
@@ -89,21 +91,21 @@ fn pipeline(subject: &Subject<'_>) -> Result<usize, String> {
     if !notes.is_empty() || counts[..ranks - 1].iter().any(|count| *count != even) {
         let told: Vec<String> = counts.iter().map(usize::to_string).collect();
         return Err(format!(
-            "its pipelines have {even} layers on each rank and the rest on the last, the plan has other borders ({} layers)",
+            "its pipelines have {even} layers on each rank and the rest on the last, the plan has other boundaries ({} layers)",
             told.join(", ")
         ));
     }
     Ok(ranks)
 }
 
-/// Returns a style for each module whose weight is cut, by names with a star for numbers of layers.
+/// Returns a style for each module whose weight is cut, by names with a star for layer numbers.
 fn tp_plan(program: &Program, terms: &super::Terms<'_>) -> Result<IndexMap<String, &'static str>, String> {
     let mut plan = IndexMap::new();
     for (name, cut) in &terms.cuts {
         let Some((path, attribute)) = name.rsplit_once('.') else {
-            return Err(format!("`{}` is no module's", comment(name)));
+            return Err(format!("`{}` does not belong to a module", comment(name)));
         };
-        // A bias goes with its weight.
+        // A bias is cut with its weight.
         if attribute == "bias" {
             continue;
         }
@@ -137,16 +139,16 @@ fn tp_plan(program: &Program, terms: &super::Terms<'_>) -> Result<IndexMap<Strin
     Ok(plan)
 }
 
-/// What devices exchange around a module's product.
+/// Exchanges around a module's matrix product.
 #[derive(Default)]
 struct Exchanges {
     /// Its result is gathered at once.
     gathers: bool,
-    /// Its input is each device's slice of what all have.
+    /// Its input is each device's slice of a whole value.
     scatters: bool,
 }
 
-/// Looks at the products of all modules under a starred path.
+/// Examines the products of all modules under a starred path.
 fn exchanges(program: &Program, path: &str) -> Exchanges {
     let mut maker: BTreeMap<ValueId, &Node> = BTreeMap::new();
     for node in &program.nodes {

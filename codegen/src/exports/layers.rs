@@ -1,23 +1,24 @@
-//! Targets that place whole layers: the model is one list of equal layers, with an embedding before it and a head behind.
+//! Targets that place whole layers: the model is one list of equal layers, with an embedding before and a head after
+//! it.
 
 use std::collections::BTreeMap;
 
 use super::{Export, Made, Subject, cut_notes, head, schedule_note, units::Unit};
 use crate::names::comment;
 
-/// What a decoder of Hugging Face holds, by which torchtitan's backend and transformers' own pipelines know one.
+/// The modules of a Hugging Face decoder, by which torchtitan's backend and transformers' own pipelines recognise one.
 pub(super) const DECODER: [&str; 4] = ["model.embed_tokens", "model.layers.0", "model.norm", "lm_head"];
 
-/// Tells whether units are those of a decoder of Hugging Face.
+/// Tells whether units are those of a Hugging Face decoder.
 pub(super) fn is_decoder(units: &[Unit]) -> bool {
     DECODER.iter().all(|path| units.iter().any(|unit| unit.path == *path))
 }
 
-/// Layers by stage, and what the plan has otherwise.
+/// Layers by stage, and the differences from the plan.
 pub(super) struct Layers {
-    /// How many layers each stage has.
+    /// Layers per stage.
     pub counts: Vec<usize>,
-    /// What differs from the plan.
+    /// Differences from the plan.
     pub notes: Vec<String>,
 }
 
@@ -60,7 +61,7 @@ pub(super) fn megatron_bridge(subject: &Subject<'_>) -> Export {
             lines.push(format!("    virtual_pipeline_model_parallel_size={chunks},\n"));
         }
         let text = format!(
-            "\"\"\"The plan for a model of Megatron-Bridge, before it is made.\n\n    for name, value in PLAN.items():\n        setattr(recipe.model, name, value)\n\"\"\"\n{}\nPLAN = dict(\n{})\n",
+            "\"\"\"The plan for a model of Megatron-Bridge; set it before the model is built.\n\n    for name, value in PLAN.items():\n        setattr(recipe.model, name, value)\n\"\"\"\n{}\nPLAN = dict(\n{})\n",
             head(&notes, "#"),
             lines.concat()
         );
@@ -76,14 +77,14 @@ pub(super) fn vllm(subject: &Subject<'_>) -> Export {
     Export { path: "vllm.env", target: "vLLM", made }
 }
 
-/// SGLang's `SGLANG_PP_LAYER_PARTITION`, which its `get_pp_indices` reads as vLLM's does.
+/// SGLang's `SGLANG_PP_LAYER_PARTITION`, which its `get_pp_indices` reads as vLLM does.
 pub(super) fn sglang(subject: &Subject<'_>) -> Export {
     let options = ["--pp-size", "--tp-size", "--dp-size"];
     let made = partition(subject, "SGLang", "SGLANG_PP_LAYER_PARTITION", options);
     Export { path: "sglang.env", target: "SGLang", made }
 }
 
-/// Writes the number of layers of each rank as a variable; `options` are those for ranks, shards and replicas.
+/// Writes the number of layers per rank as a variable; `options` are those for ranks, shards and replicas.
 fn partition(
     subject: &Subject<'_>,
     target: &str,
@@ -111,7 +112,7 @@ fn partition(
     })
 }
 
-/// What both Megatrons are told.
+/// The layout for both Megatrons.
 struct Layout {
     fields: Vec<(&'static str, Value)>,
     /// Stages on each rank.
@@ -129,7 +130,7 @@ fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
     let terms = subject.terms;
     let Layers { counts, mut notes } = placed(subject, "Megatron")?;
     if !terms.is_looped() {
-        return Err("its stages are dealt out to ranks in another order than Megatron's".into());
+        return Err("its stages are assigned to ranks in another order than Megatron's".into());
     }
     let last = counts.len() - 1;
     if let Some(stage) = (1..last).find(|stage| counts[*stage] == 0) {
@@ -137,7 +138,7 @@ fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
     }
     match terms.sharding {
         schema::ShardingLevel::None | schema::ShardingLevel::Zero1 => {}
-        level => notes.push(format!("replicas share out nothing, the plan {}", level.name())),
+        level => notes.push(format!("replicas shard nothing, in the plan {}", level.name())),
     }
     if terms.sharding == schema::ShardingLevel::Zero1 {
         notes.extend(terms.without_groups(terms.replicas()?));
@@ -154,7 +155,7 @@ fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
         })
         .collect();
     let mut fields = vec![("pipeline_model_parallel_size", Value::Number(terms.n_ranks()))];
-    // One rank takes no layout.
+    // A single rank needs no layout.
     if terms.n_ranks() > 1 {
         fields.push(("pipeline_model_parallel_layout", Value::Text(stages.join("|"))));
     }
@@ -178,7 +179,7 @@ pub(super) fn placed(subject: &Subject<'_>, target: &str) -> Result<Layers, Stri
     let (layers, others) = layers(units);
     let (Some(first), Some(end)) = (layers.first(), layers.last()) else {
         return Err(format!(
-            "no list of equal layers does most of the model's work, which is all that {target} can place"
+            "no list of equal layers does most of the model's work, and {target} can only place such lists"
         ));
     };
     let of = |path: &str| program.modules.iter().find(|module| module.path == path);
@@ -191,7 +192,7 @@ pub(super) fn placed(subject: &Subject<'_>, target: &str) -> Result<Layers, Stri
         module.class.ends_with("Embedding") && !layers.iter().any(|layer| is_below(&module.path, &layer.path))
     };
     if !program.modules.iter().any(is_embedding) {
-        return Err(format!("no embedding stands before its layers, where {target} has one"));
+        return Err(format!("no embedding precedes its layers, which {target} requires"));
     }
     if !layers.iter().map(|layer| layer.stage).is_sorted() {
         return Err("layers do not run in the order of the stages".into());
@@ -214,7 +215,8 @@ fn is_below(path: &str, above: &str) -> bool {
     path.strip_prefix(above).is_some_and(|rest| rest.starts_with('.'))
 }
 
-/// Layers that repeat: the longest list of modules of one class, where it does most of the model's work; then other such lists.
+/// Repeated layers: the longest list of modules of one class, if it does most of the model's work; then other such
+/// lists.
 fn layers(units: &[Unit]) -> (Vec<&Unit>, Vec<Vec<&Unit>>) {
     let mut lists: BTreeMap<&str, Vec<&Unit>> = BTreeMap::new();
     for unit in units {
@@ -228,7 +230,7 @@ fn layers(units: &[Unit]) -> (Vec<&Unit>, Vec<Vec<&Unit>>) {
         .into_values()
         .filter(|members| members.len() > 1 && members.iter().all(|unit| unit.class == members[0].class))
         .collect();
-    // Of lists as long the one that runs first.
+    // Of lists of equal length the one that runs first.
     equal.sort_by_key(|members| (std::cmp::Reverse(members.len()), members[0].first));
     let has_most = |members: &Vec<&Unit>| nodes(&mut members.iter().copied()) * 2 >= total;
     match equal.iter().position(has_most) {

@@ -1,8 +1,9 @@
-//! The same plan for other frameworks, where each can have it.
+//! The plan for other frameworks, as far as each can express it.
 //!
-//! Each target cuts on a grid of its own: modules, layers, or parameters. Where a cut lies inside a piece that a target keeps
-//! whole, the file holds the nearest that is, and says so in its first lines. Where more than that is another's (a part would be
-//! empty, replicas are unequal, ranks hold stages in another way), no file is written. `exports/README.md` tells either.
+//! Each target cuts at its own granularity: modules, layers, or parameters. If a cut is inside a piece that a target
+//! keeps whole, the file has the nearest possible cut, and notes that in its first lines. If more would differ (a part
+//! would be empty, replicas are unequal, ranks hold stages in another way), no file is written. `exports/README.md`
+//! reports both.
 
 mod deepspeed;
 mod device_map;
@@ -22,40 +23,41 @@ use crate::{
 };
 use units::{Unit, module_at, nearest_module};
 
-/// What a plan says beside its cut.
+/// The plan's settings apart from its cut.
 #[derive(Clone, Debug)]
 pub struct Terms<'p> {
     /// The rank of a pipeline that runs each stage.
     pub ranks: &'p [usize],
-    /// How many devices, or groups that share layers, run each rank's stages.
+    /// Replicas of each rank's stages: devices, or groups that share layers.
     pub replicas: &'p [usize],
-    /// How many devices share each layer.
+    /// Devices that share each layer.
     pub shards: usize,
-    /// Where their parameters are cut, by names with a star for numbers of layers.
+    /// Cuts of parameters, by names with a star for layer numbers.
     pub cuts: Vec<(&'p str, Cut)>,
-    /// Whether values between shared layers are in parts of the sequences, where the plan says so.
+    /// Whether values between shared layers are in parts of the sequences, if the plan states it.
     pub sequence_parallel: Option<SequenceParallel>,
-    /// What replicas share out.
+    /// Sharding level of replicas.
     pub sharding: ShardingLevel,
-    /// How many of them share out together; all where it is not said, or does not divide them.
+    /// Number of replicas that shard together; `None` for all, or if it does not divide them.
     pub sharding_group: Option<usize>,
-    /// The schedule, where there is a plan.
+    /// The schedule, if there is a plan.
     pub schedule: Option<&'p str>,
     /// Whether `schedule.csv` is written.
     pub has_table: bool,
-    /// Micro-batches of one pipeline in a step, and samples in each.
+    /// Micro-batches per step of one pipeline, and samples in each.
     pub micro_batches: Option<(usize, u64)>,
-    /// True of a plan for the forward pass alone.
+    /// True for an inference plan.
     pub is_inference: bool,
 }
 
 impl Terms<'_> {
-    /// Returns how many ranks a pipeline has.
+    /// Returns the ranks of a pipeline.
     fn n_ranks(&self) -> usize {
         self.ranks.iter().max().map_or(1, |last| last + 1)
     }
 
-    /// Returns how many groups of replicas hold all, and how many replicas share it out in each.
+    /// Returns the number of groups of replicas that each hold all state, and the number of replicas that shard it in
+    /// each.
     fn degrees(&self, replicas: usize) -> (usize, usize) {
         let group = self.sharding_group.filter(|group| *group > 0 && replicas.is_multiple_of(*group));
         match (self.sharding, group.unwrap_or(replicas)) {
@@ -64,18 +66,18 @@ impl Terms<'_> {
         }
     }
 
-    /// Says that a framework lets all replicas share out together, where the plan has groups of them.
+    /// A note that a framework shards over all replicas, if the plan has groups of them.
     fn without_groups(&self, replicas: usize) -> Option<String> {
         let (groups, sharers) = self.degrees(replicas);
         (self.sharding != ShardingLevel::None && groups > 1)
-            .then(|| format!("replicas share out all together, the plan in groups of {sharers}"))
+            .then(|| format!("all replicas shard together, in the plan groups of {sharers}"))
     }
 
-    /// Returns how often each rank is there.
+    /// Returns the number of replicas of each rank.
     ///
     /// # Errors
     ///
-    /// Ranks with other numbers of replicas, which no other framework has.
+    /// If ranks have unequal numbers of replicas, which no other framework supports.
     fn replicas(&self) -> Result<usize, String> {
         let first = self.replicas.first().copied().unwrap_or(1);
         if self.replicas.iter().all(|count| *count == first) {
@@ -85,7 +87,7 @@ impl Terms<'_> {
         }
     }
 
-    /// Tells whether stages are dealt out to ranks in turn, over and over.
+    /// Tells whether stages are assigned to ranks cyclically.
     fn is_looped(&self) -> bool {
         let n = self.n_ranks();
         self.ranks.len().is_multiple_of(n)
@@ -99,42 +101,44 @@ impl Terms<'_> {
             && self.ranks.iter().enumerate().all(|(stage, rank)| *rank == stage.min(2 * n - 1 - stage))
     }
 
-    /// Says that a target has one stage on each rank, where the plan has more.
+    /// Refuses plans with several stages per rank for targets with one.
     fn one_to_a_rank(&self) -> Result<(), String> {
         if self.ranks.len() == self.n_ranks() {
             Ok(())
         } else {
-            Err(format!("several of its {} stages lie on one rank", self.ranks.len()))
+            Err(format!("several of its {} stages are on one rank", self.ranks.len()))
         }
     }
 
-    /// Says that a target has no layers that devices share.
+    /// Refuses plans with shared layers for targets without them.
     fn whole_layers(&self) -> Result<(), String> {
         match self.shards {
             0 | 1 => Ok(()),
-            shards if self.has_positions() => Err(format!("{shards} devices have a part of each sequence")),
+            shards if self.has_positions() => {
+                Err(format!("{shards} devices each have a part of every sequence"))
+            }
             shards => Err(format!("{shards} devices share each layer")),
         }
     }
 
-    /// Tells whether devices have samples or positions each, with whole weights: nothing is cut.
+    /// Tells whether devices each have samples or positions, with whole weights: nothing is cut.
     fn has_positions(&self) -> bool {
         self.shards > 1 && self.cuts.is_empty()
     }
 
-    /// Returns how many devices have parts of weights, and how many parts of sequences.
+    /// Returns the number of devices with parts of weights, and the number with parts of sequences.
     fn tensor_and_context(&self) -> (usize, usize) {
         let shards = self.shards.max(1);
         if self.has_positions() { (1, shards) } else { (shards, 1) }
     }
 
-    /// Says that images lie in bands, or weights on one device of several, which no other framework has.
+    /// Refuses images in bands and weights on one device of several, which no other framework supports.
     fn no_bands(&self) -> Result<(), String> {
         if let Some((name, _)) = self.cuts.iter().find(|(_, cut)| cut.on_first) {
-            return Err(format!("the first of {} devices alone has `{name}`", self.shards));
+            return Err(format!("only the first of {} devices has `{name}`", self.shards));
         }
         if self.cuts.iter().any(|(_, cut)| cut.bands) {
-            Err(format!("{} devices have a band of each image", self.shards))
+            Err(format!("{} devices each have a band of every image", self.shards))
         } else {
             Ok(())
         }
@@ -148,14 +152,14 @@ struct Export {
     made: Result<Made, String>,
 }
 
-/// What is written.
+/// The content of an export.
 struct Made {
-    /// What differs from the plan; empty when nothing does.
+    /// Differences from the plan; empty if there are none.
     notes: Vec<String>,
     text: String,
 }
 
-/// What every target is made from.
+/// The source of every export.
 struct Subject<'p> {
     program: &'p Program,
     assignment: &'p Assignment,
@@ -200,9 +204,9 @@ pub fn exports(
         }
     }
     if !refused.is_empty() {
-        readme.push_str(&format!("\nNot written, because the plan cannot be said there:\n\n{refused}"));
+        readme.push_str(&format!("\nNot written, because they cannot express the plan:\n\n{refused}"));
     }
-    readme.push_str("\nThe stages beside this folder hold the cut exactly, wherever it is.\n");
+    readme.push_str("\nThe stages in the parent folder have exactly the plan's cut.\n");
     files.push(File { path: "exports/README.md".into(), content: Content::text(readme) });
     files
 }
@@ -211,13 +215,13 @@ fn head(notes: &[String], mark: &str) -> String {
     notes.iter().map(|note| format!("{mark} Differs from the plan: {}.\n", comment(note))).collect()
 }
 
-/// Says that a target runs another schedule than the plan's.
+/// A note that a target runs another schedule than the plan's.
 fn schedule_note(terms: &Terms<'_>, runs: &[&str], named: &str) -> Option<String> {
     let planned = terms.schedule.filter(|planned| terms.n_ranks() > 1 && !runs.contains(planned))?;
-    Some(format!("it runs {named}, the plan {planned}"))
+    Some(format!("it runs {named}, the plan has {planned}"))
 }
 
-/// Says which units of a list are cut by the plan and whole here.
+/// Notes about units of a list that the plan cuts and the export keeps whole.
 fn cut_notes<'u>(units: impl IntoIterator<Item = &'u Unit>) -> Vec<String> {
     let cut = units.into_iter().filter(|unit| !unit.is_whole);
     cut.map(|unit| {
@@ -241,7 +245,7 @@ fn split_points(Subject { program, assignment, terms, .. }: &Subject<'_>) -> Res
         return Err("it has one stage: there is nothing to split".into());
     }
     if !assignment.stage_of.is_sorted() {
-        return Err("its stages are not one after the other in the trace".into());
+        return Err("its stages are not contiguous in the trace".into());
     }
     let mut notes = Vec::new();
     let mut lines = String::new();
@@ -263,7 +267,7 @@ fn split_points(Subject { program, assignment, terms, .. }: &Subject<'_>) -> Res
             }
             _ => {
                 return Err(format!(
-                    "no module begins near stage {stage}, only pipe_split() can be called there"
+                    "no module begins near stage {stage}; only pipe_split() can split there"
                 ));
             }
         }
@@ -279,7 +283,7 @@ fn split_points(Subject { program, assignment, terms, .. }: &Subject<'_>) -> Res
 mod tests {
     use super::*;
 
-    /// Eight replicas in groups, in a number that does not divide them, and without.
+    /// Eight replicas in groups, in a number that does not divide them, and without groups.
     #[test]
     fn groups_of_replicas_are_two_degrees() {
         let terms = |sharding, sharding_group| Terms {

@@ -1,8 +1,8 @@
-"""Runs train.py, one folder up, under Ray Train: a worker for each rank of the plan.
+"""Runs train.py, one folder up, under Ray Train: one worker per rank of the plan.
 
-    python exports/ray_train.py --steps 10  # what train.py takes
+    python exports/ray_train.py --steps 10  # options of train.py
 
-Every machine of the cluster needs this folder under the same path.
+Every machine of the cluster needs this folder at the same path.
 """
 
 import argparse
@@ -23,7 +23,7 @@ TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 
 
 def worker(config):
-    """One rank, in a process of its own: train.py makes its process group and sets signals itself."""
+    """One rank, in a process of its own: train.py makes its process group and installs signal handlers itself."""
     context, address = ray.train.get_context(), None
     if context.get_world_rank() == 0:
         with socket.socket() as free:
@@ -40,7 +40,7 @@ def worker(config):
     }
     environment = os.environ | {name: str(value) for name, value in ranks.items()}
     if gpus := ray.get_gpu_ids():
-        # The worker sees its own GPU alone, which is its first.
+        # The worker sees only its own GPU, as device 0.
         environment |= {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus), "LOCAL_RANK": "0"}
     done = subprocess.run([sys.executable, str(TRAIN), *config["arguments"]], env=environment)
     if done.returncode:
@@ -54,7 +54,7 @@ if __name__ == "__main__":
     ray.init()
     device = options.device or ("cuda" if ray.cluster_resources().get("GPU", 0) >= WORKERS else "cpu")
     config = {"arguments": ["--device", device, *arguments]}
-    # Ray waits without a word for processors that a machine lacks; gloo's ranks may share them.
+    # Ray waits silently for cores that a machine lacks; gloo's ranks may share them.
     share = min(1, ray.cluster_resources().get("CPU", 1) / WORKERS)
     resources = {"GPU": 1} if device == "cuda" else {"CPU": int(share * 100) / 100}
     scaling = ray.train.ScalingConfig(num_workers=WORKERS, use_gpu=device == "cuda", resources_per_worker=resources)

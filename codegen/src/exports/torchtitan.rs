@@ -1,8 +1,9 @@
 //! torchtitan's `ParallelismConfig`: degrees, schedule, and `module_fqns_per_model_part`.
 //!
-//! It splits two kinds of models: its own, whose root holds `tok_embeddings`, `layers` and what follows, and decoders of
-//! Hugging Face behind its backend, whose `model.embed_tokens`, `model.layers`, `model.norm` and `lm_head` have the names of its
-//! own there. Other models' forward passes do not bear parts that lack modules, so nothing is written for them.
+//! It splits two kinds of models: its own, whose root has `tok_embeddings`, `layers` and further modules, and decoders
+//! of Hugging Face through its backend, which renames their `model.embed_tokens`, `model.layers`, `model.norm` and
+//! `lm_head` to its own names. Forward passes of other models cannot run in parts that lack modules, so nothing is
+//! written for them.
 
 use schema::ShardingLevel;
 
@@ -14,11 +15,11 @@ use super::{
 };
 use crate::names::comment;
 
-/// Modules of a Hugging Face decoder, and what torchtitan's backend calls them.
+/// Modules of a Hugging Face decoder, and torchtitan's names of them.
 const HUGGING_FACE: &[(&str, &str)] =
     &[("model.embed_tokens", "tok_embeddings"), ("model.norm", "norm"), ("lm_head", "lm_head")];
 
-/// Its module that each part has for itself.
+/// The module that each part has a copy of.
 const EVERYWHERE: &str = "model.rotary_emb";
 
 /// Returns the configuration.
@@ -37,12 +38,12 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
     set("data_parallel_replicate_degree", replicated.to_string());
     set("data_parallel_shard_degree", shared_out.to_string());
     if shared_out > 1 {
-        // Gathered parameters are kept until the backward pass below level 3.
+        // Below level 3, gathered parameters are kept until the backward pass.
         let is_again = terms.sharding == ShardingLevel::Zero3;
         set("fsdp_reshard_after_forward", quoted(if is_again { "always" } else { "never" }));
         if !is_again {
             notes.push(format!(
-                "replicas share out parameters between steps, too, the plan {}",
+                "replicas also shard parameters between steps, in the plan {}",
                 terms.sharding.name()
             ));
         }
@@ -93,7 +94,7 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
     Ok(Made { notes, text })
 }
 
-/// Returns torch's name of a schedule, and whether `schedule.csv` gives its order.
+/// Returns torch's name of a schedule, and whether `schedule.csv` has its order.
 fn schedule(terms: &Terms<'_>) -> Result<(&'static str, bool), String> {
     let planned = terms.schedule.unwrap_or("1f1b");
     let is_single = terms.ranks.len() == terms.n_ranks();
@@ -108,11 +109,11 @@ fn schedule(terms: &Terms<'_>) -> Result<(&'static str, bool), String> {
     } else if terms.is_v() {
         Ok(("ZBVZeroBubble", true))
     } else {
-        Err("its stages are dealt out to ranks in another order than torchtitan's".into())
+        Err("its stages are assigned to ranks in another order than torchtitan's".into())
     }
 }
 
-/// Returns the modules of each part, and what differs.
+/// Returns the modules of each part, and the differences from the plan.
 fn parts(subject: &Subject<'_>) -> Result<(Vec<Vec<String>>, Vec<String>), String> {
     let Subject { program, assignment, units, .. } = subject;
     let is_hugging_face = is_decoder(units);
@@ -125,7 +126,7 @@ fn parts(subject: &Subject<'_>) -> Result<(Vec<Vec<String>>, Vec<String>), Strin
         (units, is_known)
     };
     if !is_known {
-        return Err("it splits decoders alone: its own, which hold `tok_embeddings` and `layers`, and Hugging Face's with \
+        return Err("it splits only decoders: its own, which have `tok_embeddings` and `layers`, and Hugging Face's with \
                     `model.embed_tokens`, `model.layers`, `model.norm` and `lm_head`"
             .into());
     }
@@ -137,15 +138,16 @@ fn parts(subject: &Subject<'_>) -> Result<(Vec<Vec<String>>, Vec<String>), Strin
     let mut parts = vec![Vec::new(); assignment.stages()];
     for unit in &units {
         let name = if is_hugging_face {
-            titan_name(&unit.path)
-                .ok_or_else(|| format!("its backend knows no `{}` of a decoder", comment(&unit.path)))?
+            titan_name(&unit.path).ok_or_else(|| {
+                format!("its backend does not support `{}` in a decoder", comment(&unit.path))
+            })?
         } else {
             unit.path.clone()
         };
         parts[unit.stage as usize].push(name);
     }
     if let Some(empty) = parts.iter().position(Vec::is_empty) {
-        return Err(format!("stage {empty} holds no whole module"));
+        return Err(format!("stage {empty} has no whole module"));
     }
     if is_hugging_face && program.modules.iter().any(|module| module.path == EVERYWHERE) {
         parts.iter_mut().for_each(|part| part.push("rotary_emb".into()));

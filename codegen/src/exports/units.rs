@@ -1,4 +1,4 @@
-//! The grid on which other frameworks cut: direct children of the root, and members of numbered containers.
+//! The units at which other frameworks cut: direct children of the root, and members of numbered containers.
 
 use tracer::{CallId, ModuleId, Program};
 
@@ -11,15 +11,15 @@ pub struct Unit {
     pub path: String,
     /// Last part of its class.
     pub class: String,
-    /// The list or sequence that it is a numbered member of.
+    /// The list or sequence of which it is a numbered member.
     pub container: Option<String>,
-    /// First node that it runs.
+    /// Its first node.
     pub first: usize,
-    /// How many nodes it runs.
+    /// Its number of nodes.
     pub nodes: usize,
     /// Stage that runs most of it.
     pub stage: u32,
-    /// False when the cut goes through it.
+    /// False if the cut goes through it.
     pub is_whole: bool,
 }
 
@@ -39,8 +39,8 @@ pub fn units(program: &Program, assignment: &Assignment) -> Vec<Unit> {
     found
 }
 
-/// Returns the units of torchtitan's splitter, in order of first use: children of the root, and members of those that are
-/// a `ModuleList` or `ModuleDict`; a `Sequential` stays whole.
+/// Returns the units of torchtitan's splitter, in order of first use: children of the root, and members of those that
+/// are a `ModuleList` or `ModuleDict`; a `Sequential` stays whole.
 pub fn titan_units(program: &Program, assignment: &Assignment) -> Vec<Unit> {
     let Some(root) = program.modules.first() else { return Vec::new() };
     let mut found = Vec::new();
@@ -56,7 +56,7 @@ pub fn titan_units(program: &Program, assignment: &Assignment) -> Vec<Unit> {
     found
 }
 
-/// Wrappers that hold one module and nothing else are looked through: `model.transformer` rather than `model`.
+/// Skips wrappers that hold only one module: `model.transformer` rather than `model`.
 fn top(program: &Program) -> ModuleId {
     let mut at = ModuleId(0);
     for _ in 0..8 {
@@ -71,7 +71,7 @@ fn top(program: &Program) -> ModuleId {
     at
 }
 
-/// Containers are opened, and modules that hold a container: an encoder with its `layers`.
+/// Collects units: containers are opened, and so are modules with a container, such as an encoder with its `layers`.
 fn collect(program: &Program, id: ModuleId, found: &mut Vec<(ModuleId, Option<String>)>, depth: usize) {
     let module = &program.modules[id.index()];
     if is_list(program, id) {
@@ -91,7 +91,7 @@ fn collect(program: &Program, id: ModuleId, found: &mut Vec<(ModuleId, Option<St
     found.push((id, None));
 }
 
-/// Tells whether a list of modules lies further down: BERT's `encoder.layer`.
+/// Tells whether a list of modules is further down: BERT's `encoder.layer`.
 fn holds_layers(program: &Program, id: ModuleId, depth: usize) -> bool {
     let children = program.modules[id.index()].children.values();
     depth < 3
@@ -119,7 +119,7 @@ fn unit(program: &Program, assignment: &Assignment, id: ModuleId, container: Opt
         if *path != module.path && !path.starts_with(&prefix) {
             continue;
         }
-        // Count a call's nodes once, at the highest call below this module.
+        // Counts a call's nodes once, at the highest call below this module.
         let parent_is_below = call.parent.is_some_and(|parent| {
             let path = &program.modules[program.calls[parent.index()].module.index()].path;
             *path == module.path || path.starts_with(&prefix)
@@ -147,7 +147,7 @@ fn unit(program: &Program, assignment: &Assignment, id: ModuleId, container: Opt
     })
 }
 
-/// Returns the module that begins at a node and is called once, where there is one; the highest such.
+/// Returns the highest module that begins at a node and is called once, if there is one.
 pub fn module_at(program: &Program, node: usize) -> Option<String> {
     let mut times: std::collections::HashMap<ModuleId, usize> = std::collections::HashMap::new();
     for call in &program.calls {
@@ -162,7 +162,7 @@ pub fn module_at(program: &Program, node: usize) -> Option<String> {
     program.calls.iter().find(begins).map(|call| program.modules[call.module.index()].path.clone())
 }
 
-/// Returns the module begin nearest to a node.
+/// Returns the module whose begin is nearest to a node.
 pub fn nearest_module(program: &Program, node: usize) -> Option<String> {
     let starts =
         (0..program.calls.len() as u32).map(CallId).map(|id| program.calls[id.index()].nodes.start as usize);

@@ -10,7 +10,7 @@ use crate::{
     names::python_quoted,
 };
 
-/// How many ranks run where.
+/// The machines of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ranks {
     /// Machines.
@@ -44,10 +44,10 @@ pub fn launch(launcher: Launcher, ranks: Ranks) -> File {
     File { path: path.into(), content: Content::text(text + "\n") }
 }
 
-/// The script that a person owns: what a rank is made of, and the loop over the steps.
+/// The script that the user owns: the parts of a rank, and the loop over the steps.
 const TRAIN: &str = include_str!("../train/train.py");
 
-/// What `train.py` imports: modules that are read, and changed, one by one.
+/// Modules that `train.py` imports, each of which can be read and changed by itself.
 const PARTS: [(&str, &str); 32] = [
     ("train_parts/batch_norm.py", include_str!("../train/parts/batch_norm.py")),
     ("train_parts/check.py", include_str!("../train/parts/check.py")),
@@ -83,60 +83,60 @@ const PARTS: [(&str, &str); 32] = [
     ("train_parts/without_flush.py", include_str!("../train/parts/without_flush.py")),
 ];
 
-/// The modules beside the training script.
+/// The modules imported by the training script.
 pub fn train_parts() -> impl Iterator<Item = File> {
     PARTS
         .iter()
         .map(|(path, text)| File { path: (*path).into(), content: Content::text((*text).to_string()) })
 }
 
-/// What a plan says of a training run.
+/// The plan's settings of a training run.
 #[derive(Clone, Debug, Default)]
 pub struct Defaults<'a> {
     /// Micro-batches of one pipeline.
     pub micro_batches: Option<u32>,
-    /// Samples of a micro-batch, where they are not those of the trace's inputs.
+    /// Samples per micro-batch, if they are not those of the trace's inputs.
     pub micro_batch_size: Option<u64>,
     /// Replicas of each rank of a pipeline.
     pub replicas: &'a [usize],
-    /// The rank of each of them, where ranks are not counted replica by replica.
+    /// The ranks of these replicas, if ranks are not numbered replica by replica.
     pub ranks: &'a [Vec<usize>],
-    /// The schedule by our name.
+    /// The schedule, by its name here.
     pub schedule: Option<&'a str>,
-    /// The schedule of the plan, where another one is run.
+    /// The schedule of the plan, if another one is run.
     pub planned: Option<&'a str>,
-    /// Whether all stages take weights of the same number of updates, under a schedule without a flush.
+    /// Whether all stages use weights with the same number of updates, under a schedule without a flush.
     pub vertical_sync: bool,
-    /// What the replicas of a stage share out.
+    /// The sharding level of a stage's replicas.
     pub sharding: Option<ShardingLevel>,
-    /// How many replicas share out together, where it is not all of a stage.
+    /// Number of replicas that shard together, if not all.
     pub sharding_group: Option<u32>,
-    /// In which order replicas send gradients, where it is not in buckets, and the bytes of a slice.
+    /// The order in which replicas send gradients, if not in buckets, and the bytes per slice.
     pub sync: Option<(SyncOrder, Option<u64>)>,
-    /// How replicas sum gradients, where it is not as the backend does it.
+    /// How replicas sum gradients, if not by the backend's all-reduce.
     pub collective: Option<CollectiveKind>,
-    /// How activations of the blocks that the plan lists travel to the host, where it lists some.
+    /// How activations of the plan's offloaded blocks are copied to the host, if there are such blocks.
     pub offload: Option<OffloadMode>,
-    /// What a step takes.
+    /// The predicted step.
     pub prediction: Option<Prediction>,
 }
 
-/// What the plan says of a step.
+/// The plan's prediction of a step.
 #[derive(Clone, Debug)]
 pub struct Prediction {
-    /// The step.
+    /// The step time.
     pub step: Seconds,
-    /// Where eight of ten lie.
+    /// The p10–p90 band.
     pub band: Option<Band>,
-    /// The devices that it is said of, for people.
+    /// The devices of the prediction, for people.
     pub devices: String,
-    /// What their kinds go by: letters and digits in lower case, without the vendor's words.
+    /// Normalised names of their types: lower-case letters and digits, without the vendor's words.
     pub names: Vec<String>,
-    /// How many devices there are, and the operations a second that all of them together come to at most, by type.
+    /// The number of devices, and their total peak of operations per second, by type.
     pub peak: (usize, BTreeMap<String, f64>),
-    /// Of that, what the script takes of the host for each pass.
+    /// The part of it that is the script's host time, per pass.
     pub charged: Seconds,
-    /// The step where the host takes so much longer for each pass, ascending; nothing where that is not known.
+    /// The step time for further host times per pass, ascending; empty if unknown.
     pub host: Vec<(Seconds, Seconds)>,
 }
 
@@ -208,12 +208,12 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     File { path: "train.py".into(), content: Content::text(text) }
 }
 
-/// Tells whether `train.py` runs a schedule of this name, so that it needs no table of it.
+/// Tells whether `train.py` knows a schedule of this name, so that it needs no table.
 pub fn has_schedule(schedule: &str) -> bool {
     torch_name(schedule).is_some()
 }
 
-/// Returns the script's name of a schedule, torch's where it has one.
+/// Returns the script's name of a schedule: torch's, if it has one.
 fn torch_name(schedule: &str) -> Option<&'static str> {
     Some(match schedule {
         "gpipe" => "GPipe",

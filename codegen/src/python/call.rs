@@ -22,28 +22,28 @@ pub(super) struct Writer<'p> {
     pub program: &'p Program,
     pub names: &'p Names,
     pub kinds: &'p [Kind],
-    /// Attribute that holds the trace's constants.
+    /// Attribute with the trace's constants.
     pub constants: &'p str,
     /// Whether the root was traced in training mode.
     pub training: bool,
-    /// Values that a recurrent layer's packing reads: their device stays.
+    /// Values that the packing of a recurrent layer reads: their device must not change.
     pub on_host: &'p std::collections::HashSet<tracer::ValueId>,
-    /// Values that stand for others.
+    /// Values that replace others.
     pub folded: &'p Folded,
     /// What this part of the stage calls things.
     pub scope: &'p Scope,
 }
 
-/// The name space of what devices that share a layer do.
+/// The name space of operators on shared layers.
 const SHARED: &str = "shard";
 
-// Names of arguments that say how a new tensor is made.
+// Names of arguments that describe a new tensor.
 const DTYPE: &str = "dtype";
 const LAYOUT: &str = "layout";
 const PIN_MEMORY: &str = "pin_memory";
 const OF_TENSORS: [&str; 5] = [DTYPE, LAYOUT, PIN_MEMORY, MEMORY_FORMAT, "device"];
 
-/// A method of tensors that is no function.
+/// A method of tensors that is not a function.
 const TO_LIST: &str = "tolist";
 
 fn bool_text(value: bool) -> &'static str {
@@ -115,7 +115,7 @@ impl<'p> Writer<'p> {
                 return format!("-{}", first());
             }
             ("aten", Arithmetic::Power, 2) if node.arguments.iter().all(|a| self.is_number(&a.operand)) => {
-                // A float of whole numbers, too, which Python's operator does not give.
+                // Also for a float of whole value, which Python's operator would not return.
                 let overload =
                     match (self.kind(&node.arguments[0].operand), self.kind(&node.arguments[1].operand)) {
                         (Kind::Int, Kind::Int) => "int",
@@ -160,7 +160,7 @@ impl<'p> Writer<'p> {
         self.plain(node, space, name)
     }
 
-    /// What devices that share a layer do between operators. The last operand, how many they are, the stage knows itself.
+    /// An operator on a shared layer. Its last operand, the number of devices, is known to the stage.
     fn shared(&self, node: &Node, name: &str) -> String {
         let mut given: Vec<String> = node.arguments.iter().map(|a| self.operand(&a.operand)).collect();
         match name {
@@ -179,7 +179,7 @@ impl<'p> Writer<'p> {
                 given.pop();
             }
         }
-        // One block is the rule.
+        // One block is the default.
         let left_out: &[&str] = match name {
             "shard_scatter"
             | "shard_gather"
@@ -200,7 +200,7 @@ impl<'p> Writer<'p> {
         format!("self.shard.{}({})", name.trim_start_matches("shard_"), given.join(", "))
     }
 
-    /// `conv2d` and its kin, which a trace knows as `aten::_convolution`.
+    /// `conv2d` and similar functions, recorded as `aten::_convolution`.
     fn convolution(&self, node: &Node) -> Option<String> {
         let operand = |index: usize| &node.arguments[index].operand;
         let length = match operand(3) {
@@ -275,7 +275,7 @@ impl<'p> Writer<'p> {
             named.push((keyword, text));
         }
         let named = named.into_iter().map(|(name, text)| format!("{name}={text}"));
-        // Python's functions take tensors; those of the dispatcher take numbers, too, and give numbers.
+        // Python's functions take tensors; those of the dispatcher also take and return numbers.
         let is_of_numbers = !node.arguments.is_empty()
             && !has(name, Mark::OnDevice)
             && node.arguments.iter().all(|a| self.is_number(&a.operand));
@@ -297,7 +297,8 @@ impl<'p> Writer<'p> {
         format!("{callee}({})", arguments.join(", "))
     }
 
-    /// Tells whether an operator with a sign of Python is written with it: not where an operand is a tensor, whose operator says more.
+    /// Tells whether an operator is written with Python's symbol: not if an operand is a tensor, whose operator has
+    /// more arguments.
     fn is_signed(&self, node: &Node, numbers: Arithmetic) -> bool {
         let is_pair = node.arguments.len() == 2;
         let all = |is: fn(&Self, &Operand) -> bool| node.arguments.iter().all(|a| is(self, &a.operand));
@@ -309,9 +310,9 @@ impl<'p> Writer<'p> {
         }
     }
 
-    /// Returns the argument that says whether a layer trains, when it is the module's own flag and not a constant.
+    /// Returns the argument with a layer's training flag, if it is the module's own flag and not a constant.
     ///
-    /// A flag is the module's own when it equals the module's and the root's mode at tracing; the rest stays as traced.
+    /// A flag is the module's own if it equals the module's and the root's mode at tracing; other flags stay as traced.
     fn training_flag(&self, node: &Node, name: &str) -> Option<usize> {
         let row = find(plain(name).0)?;
         let is_batch_norm = row.kernel == Kernel::BatchNorm;
@@ -319,7 +320,7 @@ impl<'p> Writer<'p> {
             _ if is_batch_norm => 5,
             ShapeRule::Dropout => 2,
             rule if rule.is_recurrent_layer() => {
-                // The packed form has one argument more in front and none at the end.
+                // The packed form has one more argument in front and none at the end.
                 match &node.arguments.get(1)?.operand {
                     Operand::List(_) => 6,
                     _ => node.arguments.len().checked_sub(2)?,
@@ -328,7 +329,7 @@ impl<'p> Writer<'p> {
             _ => return None,
         };
         if is_batch_norm {
-            // Without statistics there is nothing to use in evaluation mode.
+            // Without statistics there are none to use in evaluation mode.
             let statistics = &node.arguments.get(3)?.operand;
             if !matches!(statistics, Operand::Tensor(id) if self.program.tensors[id.index()].role == Role::Buffer)
             {
@@ -358,7 +359,7 @@ impl<'p> Writer<'p> {
             || matches!(operand, Operand::Value(value) if is_either(value))
     }
 
-    /// Tells whether a value is a Python value, and no tensors are in it.
+    /// Tells whether a value is a Python value without tensors in it.
     fn is_plain(&self, operand: &Operand) -> bool {
         match operand {
             Operand::Value(value) => {
@@ -380,7 +381,7 @@ impl<'p> Writer<'p> {
         }
     }
 
-    /// Returns the name that the stage's code has for a value.
+    /// Returns the name of a value in the stage's code.
     pub fn name(&self, value: tracer::ValueId) -> &str {
         self.own_name(self.folded.get(value))
     }
@@ -440,7 +441,7 @@ impl Operands for Writer<'_> {
     }
 }
 
-/// What every `nn.Module` has: a child of that name is not what stands behind a dot.
+/// Attributes of every `nn.Module`: a child of that name is not accessible after a dot.
 const OF_MODULES: &[&str] = &[
     "T_destination",
     "add_module",

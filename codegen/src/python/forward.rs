@@ -1,4 +1,4 @@
-//! The lines of a stage: one operator is one line, and `del` frees what nothing reads any more.
+//! The lines of a stage: one operator is one line, and `del` frees values after their last read.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -22,12 +22,12 @@ use crate::{
     saving::Segment,
 };
 
-/// A stage, and what its lines are written with.
+/// A stage and the writers of its lines.
 pub(super) struct Text<'w> {
     pub writer: Writer<'w>,
     pub stage: &'w Stage,
     functions: &'w [(NodeId, String, Function)],
-    /// Where each value is read last; what a stage returns is read behind its end.
+    /// The position of each value's last read; outputs of the stage are read after its last line.
     pub last: BTreeMap<ValueId, usize>,
     /// The values that are read last at each step: their memory is freed.
     deaths: BTreeMap<usize, Vec<ValueId>>,
@@ -43,7 +43,7 @@ impl<'w> Text<'w> {
         Self { writer, stage, functions, last, deaths }
     }
 
-    /// Returns the node of a step that has a line, unless another stage runs it, too.
+    /// Returns the node of a step that has a line, unless another stage owns it.
     pub fn own_node(&self, position: usize) -> Option<NodeId> {
         match self.stage.steps[position] {
             Step::Run { node, is_repeated: false, .. } => Some(node),
@@ -51,7 +51,7 @@ impl<'w> Text<'w> {
         }
     }
 
-    /// Writes the step at a position; nothing where it is folded away. Frees those of its values that `frees` says.
+    /// Writes the step at a position; nothing if it is folded. Frees the values of it that `frees` selects.
     pub fn line(&self, scope: &Scope, position: usize, frees: impl Fn(ValueId) -> bool) -> String {
         let writer = self.writer.within(scope);
         let step = &self.stage.steps[position];
@@ -74,7 +74,7 @@ impl<'w> Text<'w> {
         format!("        {line}  # {}\n", comment(&about))
     }
 
-    /// Writes the steps of a range, each at its place, and blocks that are written elsewhere as calls, where they begin.
+    /// Writes the steps of a range in order, and blocks that are written elsewhere as calls, at their beginning.
     pub fn lines(&self, scope: &Scope, repeated: &Repeated, range: &Range<usize>) -> Vec<String> {
         let made = scope.call.as_ref().map(|_| self.made(range));
         let frees = |value| made.as_ref().is_none_or(|made| made.contains(&value));
@@ -97,14 +97,14 @@ impl<'w> Text<'w> {
         lines
     }
 
-    /// Returns the values that the steps of a range make.
+    /// Returns the values that the steps of a range compute.
     pub fn made(&self, range: &Range<usize>) -> HashSet<ValueId> {
         let nodes = range.clone().filter_map(|position| self.own_node(position));
         let nodes = nodes.filter(|node| !self.writer.folded.skips(*node));
         nodes.flat_map(|node| self.writer.program.nodes[node.index()].outputs.iter().copied()).collect()
     }
 
-    /// Returns the module that stands for a block, and its place.
+    /// Returns the module of a block, and its place.
     fn module(&self, scope: &Scope, block: &Block) -> (String, String) {
         let place = match (scope.place_of(&block.path, block.ordinal), block.ordinal) {
             (Some(place), _) => place,
@@ -114,7 +114,7 @@ impl<'w> Text<'w> {
         (self.writer.within(scope).module(&block.path), place)
     }
 
-    /// Names what a block is called with.
+    /// Returns the arguments of a block's call.
     fn given(&self, scope: &Scope, block: &Block) -> Vec<String> {
         let writer = self.writer.within(scope);
         let values = block.inputs.iter().map(|value| writer.own_name(*value).to_string());
@@ -122,14 +122,14 @@ impl<'w> Text<'w> {
         values.chain(tensors).chain(block.has_device.then(|| "device".to_string())).collect()
     }
 
-    /// Names what a block gives.
+    /// Returns the names of a block's results.
     fn outputs(&self, scope: &Scope, block: &Block) -> String {
         let writer = self.writer.within(scope);
         let names: Vec<&str> = block.outputs.iter().map(|value| writer.own_name(*value)).collect();
         names.join(", ")
     }
 
-    /// Frees what only a call has read, behind it.
+    /// Frees values that only a call has read, after it.
     fn freed(
         &self,
         scope: &Scope,
@@ -147,7 +147,7 @@ impl<'w> Text<'w> {
     }
 }
 
-/// Writes the methods of a stage: blocks that keep no activations and are written nowhere else, and `forward`.
+/// Writes the methods of a stage: blocks that save no activations and are not written elsewhere, and `forward`.
 pub(super) fn forward(out: &mut String, text: &Text<'_>, repeated: &Repeated, segments: &[Segment]) {
     let (writer, stage) = (&text.writer, text.stage);
     let all = 0..stage.steps.len();
@@ -207,7 +207,7 @@ pub(super) fn forward(out: &mut String, text: &Text<'_>, repeated: &Repeated, se
     returned(out, writer, stage);
 }
 
-/// Returns the line of a step, and what is said of it; nothing for a step that is folded away.
+/// Returns the line of a step, and its comment; `None` for a folded step.
 fn line_of(
     writer: &Writer<'_>,
     functions: &[(NodeId, String, Function)],
@@ -255,7 +255,7 @@ fn line_of(
     })
 }
 
-/// Writes what a stage returns.
+/// Writes the return statement of a stage.
 fn returned(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
     let returned: Vec<String> = stage
         .outputs
@@ -276,13 +276,13 @@ fn returned(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
     }
 }
 
-/// Names of what a block takes.
+/// Names of a block's arguments.
 fn taken<'w>(writer: &'w Writer<'_>, segment: &Segment, has_device: bool) -> Vec<&'w str> {
     let inputs = segment.inputs.iter().map(|value| writer.own_name(*value));
     inputs.chain(has_device.then_some("device")).collect()
 }
 
-/// Writes a block that keeps no activations as a method.
+/// Writes a block that saves no activations as a method.
 fn method(
     out: &mut String,
     writer: &Writer<'_>,
@@ -300,7 +300,7 @@ fn method(
     }
 }
 
-/// Returns the call of a block that keeps no activations, and what is said of it.
+/// Returns the call of a block that saves no activations, and its comment.
 fn call_of(
     writer: &Writer<'_>,
     segment: &Segment,
@@ -315,8 +315,8 @@ fn call_of(
     }
     let arguments = parts.join(", ");
     match (segment.recompute, segment.offload) {
-        (true, true) => (format!("on_host(self, again, {arguments})"), "computed again from host memory"),
-        (true, false) => (format!("again({arguments})"), "computed again in the backward pass"),
+        (true, true) => (format!("on_host(self, again, {arguments})"), "recomputed from host memory"),
+        (true, false) => (format!("again({arguments})"), "recomputed in the backward pass"),
         _ => (format!("on_host(self, {arguments})"), "kept in host memory"),
     }
 }
@@ -336,7 +336,7 @@ fn is_all_dead(program: &Program, step: &Step, dead: &[ValueId]) -> bool {
     program.nodes[node.index()].outputs.iter().all(|output| dead.contains(output))
 }
 
-/// Counting batches is part of training only: a line that a model traced in training mode has for each batch norm.
+/// Batches are counted only in training: a model traced in training mode has such a line for each batch norm.
 fn is_counter(program: &Program, step: &Step, training: bool) -> bool {
     let Step::Run { node, .. } = step else { return false };
     let node = &program.nodes[node.index()];
@@ -353,7 +353,7 @@ fn is_tensor_input(program: &Program, carried: Carried) -> bool {
     }
 }
 
-/// Tells whether the line of a step names the stage's device.
+/// Returns whether the line of a step names the stage's device.
 pub(super) fn names_device(writer: &Writer<'_>, step: &Step) -> bool {
     let Step::Run { node, .. } = step else { return false };
     let node = &writer.program.nodes[node.index()];
@@ -366,7 +366,8 @@ pub(super) fn names_device(writer: &Writer<'_>, step: &Step) -> bool {
     names_device && follows_device(node, writer.on_host)
 }
 
-/// Returns where each value is read last, or made where nothing reads it; what a stage returns, behind its end.
+/// Returns the position of each value's last read, or of its computation if it is not read; outputs of the stage are
+/// read after its last line.
 fn last_readers(program: &Program, stage: &Stage, folded: &Folded) -> BTreeMap<ValueId, usize> {
     let mut last: BTreeMap<ValueId, usize> = BTreeMap::new();
     for (position, step) in stage.steps.iter().enumerate() {
@@ -380,7 +381,7 @@ fn last_readers(program: &Program, stage: &Stage, folded: &Folded) -> BTreeMap<V
                     last.insert(folded.get(value), position);
                 }
             }
-            // Control flow gives only what is read.
+            // Control flow returns only values that are read.
             for output in node.outputs.iter().filter(|_| node.operator != "prim::Opaque") {
                 last.insert(*output, position);
             }

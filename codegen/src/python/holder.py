@@ -1,5 +1,5 @@
 class Holder(nn.Module):
-    """Stands where a module of the model stood. `holder[0]` is its child or tensor named "0"."""
+    """A module in the place of one of the model's. `holder[0]` is its child or tensor named "0"."""
 
     def __getitem__(self, name):
         name = str(name)
@@ -13,6 +13,6 @@ def _holder(root, path):
     for depth, name in enumerate(path, 1):
         if name not in root._modules:
             kind = BLOCKS.get(".".join(path[:depth]), Holder)
-            root._modules[name] = kind()  # any name, also one that add_module refuses
+            root._modules[name] = kind()  # any name, including those that add_module refuses
         root = root._modules[name]
     return root

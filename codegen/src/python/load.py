@@ -1,5 +1,5 @@
 def load(weights=None, device="cpu"):
-    """Returns the stage with its weights: those that were written with it, or a file that is named."""
+    """Returns the stage with its weights: the file that was written with it, or a given one."""
     from safetensors.torch import load_file
 
     if weights is None:
@@ -12,7 +12,7 @@ def load(weights=None, device="cpu"):
         for name, (_, dtype) in names.items():
             tensor = tensors[name]
             if tensor.data_ptr() % 64:
-                # Kernels may add up unaligned data in another order, and those of complex numbers fault.
+                # Kernels may sum unaligned data in another order, and those of complex numbers fault.
                 tensor = tensor.clone()
             if dtype.is_complex:
                 tensor = torch.view_as_complex(tensor)

@@ -1,7 +1,7 @@
 def load(weights=None, device="cpu", shard=None):
-    """Returns the stage with its weights: those that were written with it, or a file that is named.
+    """Returns the stage with its weights: the file that was written with it, or a given one.
 
-    Of the tensors in CUTS only the part of `shard` is read; without one the stage is whole.
+    Of the tensors in CUTS only the part of `shard` is read; without a shard the stage is whole.
     """
     from safetensors import safe_open
 
@@ -15,7 +15,7 @@ def load(weights=None, device="cpu", shard=None):
             for name, (_, dtype) in names.items():
                 tensor = stage.shard.read(file.get_slice(name), *CUTS[name]) if name in CUTS else file.get_tensor(name)
                 if tensor.data_ptr() % 64:
-                    # Kernels may add up unaligned data in another order, and those of complex numbers fault.
+                    # Kernels may sum unaligned data in another order, and those of complex numbers fault.
                     tensor = tensor.clone()
                 if dtype.is_complex:
                     tensor = torch.view_as_complex(tensor)

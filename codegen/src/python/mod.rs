@@ -1,7 +1,7 @@
 //! A stage as a Python module: source that a person can read, change and check in.
 //!
-//! Tensors keep their names: holders without code of their own stand where the model's modules stood, so the state
-//! dict's keys are the model's. One operator is one line, with the path of its module behind it.
+//! Tensors keep their names: holders without code replace the model's modules, so the state dict's keys are the
+//! model's. Each operator is one line, followed by the path of its module.
 
 mod arguments;
 mod call;
@@ -39,40 +39,41 @@ use crate::{
     saving::{self, Segment},
 };
 
-/// Code that ships, the same in every stage.
+/// Code that is the same in every stage.
 pub(crate) mod shipped {
     const HOLDER: &str = include_str!("holder.py");
     const PLACE: [&str; 2] = [include_str!("place.py"), include_str!("place_shard.py")];
     const WEIGHTS: &str = include_str!("weights.py");
     const LOAD: [&str; 2] = [include_str!("load.py"), include_str!("load_shard.py")];
-    /// What stages that are cut inside operators call, a file beside them.
+    /// The exchanges of stages that are cut inside operators, in a file next to them.
     pub(crate) const SHARDS: &str = include_str!("shards.py");
-    /// What keeps no activations.
+    /// The functions for blocks that save no activations.
     pub(crate) const SAVING: &str = include_str!("saving.py");
-    /// What finds operators of other libraries; their names follow.
+    /// The look-up of other libraries' operators; their names follow.
     pub(crate) const OPERATORS: &str = include_str!("operators.py");
-    /// What compiles scripted control flow.
+    /// The compiler of scripted control flow.
     pub(crate) const SCRIPTED: &str = include_str!("scripted.py");
     /// A sharded stage of a model that was traced in evaluation mode.
     const STAYS: &str = r#"
     def train(self, mode=True):
-        """Stays in evaluation mode, as traced: its parts drop nothing and take no statistics, so they need nothing of each other."""
+        """Stays in evaluation mode, as traced: its parts have no dropout and no batch statistics, so they exchange neither."""
         if mode and self.shard.size > 1:
             raise RuntimeError("the model was traced in evaluation mode and is shared by several devices: trace it with --train to train it")
         return super().train(mode)
 "#;
 
-    /// Returns what makes and loads tensors in a stage, by its number and the attribute that holds constants.
+    /// Returns the code that creates and loads a stage's tensors, by the stage's number and the attribute with
+    /// constants.
     pub(crate) fn helpers(stage: &str, constants: &str, is_sharded: bool) -> String {
         let form = usize::from(is_sharded);
         let helpers = [HOLDER, PLACE[form], WEIGHTS, LOAD[form]].join("\n\n");
         helpers.replace("stage_K", &format!("stage_{stage}")).replace("_CONSTANTS_", constants)
     }
 
-    /// Returns what makes a stage, in the mode that the model was traced in.
+    /// Returns the constructor of a stage, in the mode that the model was traced in.
     ///
-    /// In evaluation mode a part of dropout or of a batch norm needs nothing of the other parts, so a sharded stage that
-    /// was traced in it cannot be put in training mode.
+    /// In evaluation mode the parts of dropout or of a batch norm exchange nothing, so a sharded stage that was traced
+    /// in it cannot be put in training mode.
     pub(crate) fn init(is_sharded: bool, training: bool) -> String {
         let begin = if is_sharded {
             "    def __init__(self, shard=None):\n        super().__init__()\n        self.shard = shard or Shard()\n"
@@ -88,7 +89,7 @@ pub(crate) mod shipped {
 /// Returns a stage's source and its weights.
 ///
 /// # Errors
-/// When a tensor has no data.
+/// If a tensor has no data.
 pub(crate) fn stage(
     program: &Program,
     names: &Names,
@@ -137,7 +138,7 @@ pub(crate) fn stage(
         out.push_str(shipped::SCRIPTED);
     }
     for (_, name, function) in &functions.own {
-        // Scripted control flow stays in its own language.
+        // Scripted control flow stays in TorchScript.
         out.push_str(&format!("\n\n_{name} = _scripted(\n    {},\n", quoted(name)));
         for line in function.code.lines() {
             out.push_str(&format!("    {}\n", quoted(&format!("  {line}\n"))));
@@ -175,7 +176,7 @@ fn foreign_operators<'p>(program: &'p Program, stage: &Stage) -> BTreeSet<&'p st
         Step::Run { node, .. } => Some(program.nodes[node.index()].operator.as_str()),
         _ => None,
     });
-    // What devices that share a layer do is no operator of a library.
+    // Operators on shared layers belong to no library.
     run.filter(|operator| is_foreign(operator) && split(operator).0 != "shard").collect()
 }
 
@@ -212,7 +213,7 @@ fn free_name(program: &Program, wanted: &str) -> String {
     name
 }
 
-/// Second names of tensors that a stage holds under another name already.
+/// Second names of tensors that a stage already holds under another name.
 fn tied_names<'p>(program: &'p Program, stage: &Stage) -> BTreeMap<&'p str, &'p str> {
     let mut first: HashMap<_, &str> = HashMap::new();
     let mut tied = BTreeMap::new();
@@ -243,7 +244,7 @@ fn describe(program: &Program, stage: &Stage) -> String {
     }
 }
 
-/// Returns why some blocks keep their activations though the plan wants them computed again or kept in host memory.
+/// Returns why some blocks save their activations although the plan recomputes them or keeps them in host memory.
 pub fn kept_activations(program: &Program, pipeline: &Pipeline, about: &About) -> Vec<String> {
     let kinds = kinds(program);
     let stages = pipeline.stages.iter().enumerate();
@@ -321,8 +322,8 @@ fn tables(
     };
     let role = |id: TensorId| program.tensors[id.index()].role;
     let trains = |id: TensorId| program.tensors[id.index()].requires_grad;
-    table("PARAMETERS", "Name in the model: sizes, type.", &|id| role(id) == Role::Parameter && trains(id));
-    table("FROZEN", "Parameters that do not train.", &|id| role(id) == Role::Parameter && !trains(id));
+    table("PARAMETERS", "Names in the model: sizes, type.", &|id| role(id) == Role::Parameter && trains(id));
+    table("FROZEN", "Frozen parameters.", &|id| role(id) == Role::Parameter && !trains(id));
     table("BUFFERS", "Not trained, but kept in the state dict.", &|id| role(id) == Role::Buffer);
     out.push_str("# Constants of the trace; not in the state dict.\nCONSTANTS = {\n");
     for &id in &stage.constants {
@@ -334,7 +335,7 @@ fn tables(
     }
     out.push_str("}\n");
     if let Some(cuts) = cuts {
-        out.push_str("# Tensors that shards have a part of: the dimension that is cut, the equal blocks that each are cut (none: all is the first's).\nCUTS = {\n");
+        out.push_str("# Tensors that are cut over shards: the cut dimension, and its number of equal blocks, each of which is cut (0: the first shard has all).\nCUTS = {\n");
         for (name, (dimension, blocks)) in cuts.iter().filter(|(name, _)| !tied.contains_key(name.as_str())) {
             out.push_str(&format!("    {}: ({dimension}, {blocks}),\n", quoted(name)));
         }

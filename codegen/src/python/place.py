@@ -1,5 +1,5 @@
 def place_tensors(root):
-    """Makes all tensors, not filled yet, under their names in the model."""
+    """Creates all tensors, uninitialised, under their names in the model."""
     for names, trains in ((PARAMETERS, True), (FROZEN, False)):
         for name, (sizes, dtype) in names.items():
             *path, last = name.split(".")

@@ -1,5 +1,5 @@
 def _shards():
-    """Returns what the shards of a stage call; its file lies beside this one, also where several folders are loaded."""
+    """Returns the module of the shards' exchanges; its file is next to this one, also if several folders are loaded."""
     spec = importlib.util.spec_from_file_location("shards", Path(__file__).with_name("shards.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -10,7 +10,7 @@ Shard = _shards().Shard
 
 
 def place_tensors(root):
-    """Makes all tensors, not filled yet, under their names in the model: of those in CUTS this rank's part."""
+    """Creates all tensors, uninitialised, under their names in the model: of those in CUTS this rank's part."""
     own = {}
     for name, (sizes, _) in (PARAMETERS | FROZEN | BUFFERS).items():
         own[name] = root.shard.sizes(sizes, *CUTS[name], name) if name in CUTS else sizes
@@ -26,6 +26,6 @@ def place_tensors(root):
         _holder(root, ["_CONSTANTS_"]).register_buffer(name, torch.empty(sizes, dtype=dtype), persistent=False)
     for name in BLOCKS:
         _holder(root, name.split(".")).shard = root.shard
-    if not CUTS:  # images may lie in bands
+    if not CUTS:  # images may be in bands
         root.shard.attend(root)
     _tie(root)

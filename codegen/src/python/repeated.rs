@@ -1,4 +1,4 @@
-//! Blocks of a stage that are the same but for their tensors: written once, as a class whose `forward` each of them has.
+//! Blocks of a stage that are equal except for their tensors: written once, as a class with a `forward` of its own.
 //!
 //! Two calls of modules are the same block where their lines are the same text, with values numbered as they appear and paths
 //! counted from the call. The highest such calls of a stage become classes, and so do repeated calls inside of a class. A block
@@ -25,40 +25,40 @@ use crate::{
     saving::Segment,
 };
 
-/// A block of fewer lines stays where it is.
+/// Shorter blocks are not written as classes.
 const FEWEST_LINES: usize = 4;
 
-/// One call that can be written as a call of a class.
+/// A call that can be written as a call of a class.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     /// Path of its module.
     pub path: String,
-    /// The number of the call, from 1 on.
+    /// The number of the call, from 1.
     pub ordinal: u32,
     pub steps: Range<usize>,
-    /// Values that it takes, in the order in which it reads them.
+    /// Values that it reads, in the order of reading.
     pub inputs: Vec<ValueId>,
-    /// Tensors that it takes, since they lie outside of it.
+    /// Tensors that it is passed, since they are outside of it.
     pub tensors: Vec<TensorId>,
-    /// Whether it takes the device of the stage.
+    /// Whether it is passed the device of the stage.
     pub has_device: bool,
-    /// Values that it gives, in the order in which it makes them.
+    /// Values that it returns, in the order of computation.
     pub outputs: Vec<ValueId>,
-    /// Equal for blocks that are the same.
+    /// Equal for equal blocks.
     kind: usize,
 }
 
 /// The blocks of a stage.
 #[derive(Debug, Default)]
 pub(super) struct Repeated {
-    /// By where they begin, the larger first.
+    /// By their first step, larger ones first.
     blocks: Vec<Block>,
-    /// Kinds that have a class.
+    /// Kinds with a class.
     kinds: BTreeSet<usize>,
 }
 
 impl Repeated {
-    /// Finds the blocks of a stage, apart from those that keep no activations or around them.
+    /// Finds the blocks of a stage, except those that save no activations or contain such blocks.
     pub fn find(text: &Text<'_>, segments: &[Segment], is_sharded: bool) -> Self {
         let mut this = Self { blocks: candidates(text, segments, is_sharded), kinds: BTreeSet::new() };
         this.one_kind_a_module();
@@ -69,7 +69,7 @@ impl Repeated {
         this
     }
 
-    /// Returns the largest block with a class that begins at a step and lies inside a range, not the range itself.
+    /// Returns the largest block with a class that begins at a step and is inside a range, but not the range itself.
     pub fn at(&self, position: usize, range: &Range<usize>) -> Option<&Block> {
         let first = self.blocks.partition_point(|block| block.steps.start < position);
         let here = self.blocks[first..].iter().take_while(|block| block.steps.start == position);
@@ -78,7 +78,7 @@ impl Repeated {
         })
     }
 
-    /// Writes the classes of a stage, and which modules are of them.
+    /// Writes the classes of a stage, and the modules of each.
     pub fn write(&self, out: &mut String, text: &Text<'_>) {
         let mut found = BTreeMap::new();
         let mut order = Vec::new();
@@ -125,7 +125,7 @@ impl Repeated {
         out.push_str(&format!("    def forward(self{given}):\n{lines}        return {returned}\n"));
     }
 
-    /// Calls with each block that is written as a call, those inside of others, too.
+    /// Calls `each` with every block that is written as a call, including nested ones.
     fn walk<'b>(&'b self, range: &Range<usize>, each: &mut impl FnMut(&'b Block)) {
         let mut position = range.start;
         while position < range.end {
@@ -140,7 +140,7 @@ impl Repeated {
         }
     }
 
-    /// Drops modules that are called as more than one kind: a module has one `forward`.
+    /// Removes modules that are called as more than one kind: a module has one `forward`.
     fn one_kind_a_module(&mut self) {
         let mut kinds: HashMap<String, Option<usize>> = HashMap::new();
         for block in &self.blocks {
@@ -152,7 +152,7 @@ impl Repeated {
         self.blocks.retain(|block| kinds[&block.path].is_some());
     }
 
-    /// Gives classes to the highest blocks of a range that are there more than once; returns a range of each new class.
+    /// Assigns classes to the highest blocks of a range that occur more than once; returns a range of each new class.
     fn choose(&mut self, range: &Range<usize>) -> Vec<Range<usize>> {
         let is_inside = |block: &&Block| {
             block.steps.start >= range.start && block.steps.end <= range.end && block.steps != *range
@@ -206,7 +206,7 @@ impl Block {
     }
 }
 
-/// Returns the calls that could be calls of a class, by where they begin, the larger first.
+/// Returns the calls that could be calls of a class, by their first step, larger ones first.
 fn candidates(text: &Text<'_>, segments: &[Segment], is_sharded: bool) -> Vec<Block> {
     let program = text.writer.program;
     let mut position_of = vec![None; program.nodes.len()];
@@ -253,7 +253,7 @@ fn candidates(text: &Text<'_>, segments: &[Segment], is_sharded: bool) -> Vec<Bl
     found
 }
 
-/// Returns the steps of a call, where they are all of its operators and nothing else.
+/// Returns the steps of a call, if they are all of its operators and nothing else.
 fn steps_of(call: &Call, position_of: &[Option<usize>]) -> Option<Range<usize>> {
     let nodes = position_of.get(call.nodes.start as usize..call.nodes.end as usize)?;
     let first = (*nodes.first()?)?;
@@ -261,7 +261,7 @@ fn steps_of(call: &Call, position_of: &[Option<usize>]) -> Option<Range<usize>> 
     nodes.iter().enumerate().all(follows).then(|| first..first + nodes.len())
 }
 
-/// Returns what a call takes and gives, and its lines in words that are equal for equal blocks.
+/// Returns the arguments and results of a call, and its lines in a form that is equal for equal blocks.
 fn block(text: &Text<'_>, path: &str, ordinal: u32, steps: Range<usize>) -> Option<(Block, String)> {
     let (program, folded) = (text.writer.program, text.writer.folded);
     let made = text.made(&steps);
@@ -320,12 +320,12 @@ fn block(text: &Text<'_>, path: &str, ordinal: u32, steps: Range<usize>) -> Opti
     Some((Block { path, ordinal, steps, inputs, tensors, has_device, outputs, kind: 0 }, key))
 }
 
-/// Tells whether a tensor lies below a module.
+/// Returns whether a tensor belongs to a module or one below it.
 fn below(tensor: &str, module: &str) -> bool {
     tensor.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'))
 }
 
-/// Returns a name for a class: its module's, with a number where it is taken.
+/// Returns a name for a class: its module's, with a number if that is taken.
 fn class_name(text: &Text<'_>, block: &Block, taken: &HashSet<&str>) -> String {
     let modules = &text.writer.program.modules;
     let class = modules.iter().find(|module| module.path == block.path).map(|module| module.class.as_str());
@@ -336,7 +336,7 @@ fn class_name(text: &Text<'_>, block: &Block, taken: &HashSet<&str>) -> String {
     names.find(|name| !taken.contains(name.as_str())).unwrap_or_default()
 }
 
-/// Tells whether a class of a stage may be called so: as no other thing of the stage's code is.
+/// Returns whether a class of a stage can have this name: no other object of the stage's code has it.
 pub(crate) fn may_be_class(name: &str) -> bool {
     const OF_STAGES: [&str; 9] =
         ["PARAMETERS", "FROZEN", "BUFFERS", "CONSTANTS", "TIED", "CUTS", "WEIGHTS", "BLOCKS", "Shard"];

@@ -1,7 +1,7 @@
 
 
 def again(function, *values, buffers=()):
-    """Keeps nothing that a block makes: the backward pass computes it again, with the same random numbers."""
+    """Saves nothing inside a block: the backward pass recomputes it, with the same random numbers."""
     if not torch.is_grad_enabled():
         return function(*values)
     return checkpoint(
@@ -11,7 +11,7 @@ def again(function, *values, buffers=()):
 
 @contextmanager
 def _unchanged(buffers):
-    """Statistics are counted in the first pass, not when it is computed again."""
+    """Statistics are updated in the first pass, not during recomputation."""
     before = [buffer.clone() for buffer in buffers]
     try:
         yield
@@ -21,7 +21,7 @@ def _unchanged(buffers):
 
 
 def on_host(stage, function, *values, **options):
-    """Keeps what a block needs for its backward pass in host memory, but for the weights themselves."""
+    """Keeps a block's saved activations in host memory, except the weights themselves."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
 
     def pack(tensor):

@@ -1,7 +1,7 @@
 
 
 def _scripted(name, method):
-    """Compiles what is written in the language of archives, which torch reads from an archive alone."""
+    """Compiles TorchScript code, which torch only reads from an archive."""
     import io
     import zipfile
 

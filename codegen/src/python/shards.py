@@ -1,27 +1,29 @@
-"""What the shards of a stage tell each other: each operator of `Shard` is a collective, and its transpose in the backward pass.
+"""The exchanges between the shards of a stage: each operator of `Shard` is a collective, with its transpose in the
+backward pass.
 
-A stage's source is one for all ranks: with `Shard()`, which is alone, it is the whole stage; with `Shard(group)` it is the part
-of one rank of that group. All ranks run the same lines, so they issue the same collectives in the same order, forward and
-backward. A dimension that is cut is so many equal `blocks`, each of which is cut: one but for packed weights.
+All ranks have the same source of a stage: with `Shard()`, a single rank, it is the whole stage; with `Shard(group)` it
+is the part of one rank of that group. All ranks run the same lines, so they issue the same collectives in the same
+order, forward and backward. A cut dimension consists of equal `blocks`, each of which is cut: one, except for packed
+weights.
 
-Rows may be routed to experts, of which each rank has as many: they lie in the experts' order, and what is told of them is where
-each expert's end. All ranks route all rows, so all know who has which.
+Rows may be routed to experts, of which each rank has the same number: the rows are in the experts' order, and `offsets`
+has the end of each expert's rows. All ranks route all rows, so all know which rank has which.
 
-Work may be the first rank's alone: it has all rows there, the others none, and all run the same lines. The others have no rows of
-its weights either, and are lent their sizes to compute nothing with. Numbers of rows are those of the trace.
+Work may be done by the first rank only: it has all rows, the others none, and all run the same lines. The others have
+no rows of its weights either, and are lent empty tensors of their sizes. Numbers of rows are those of the trace.
 
-An image may lie in bands: of `size` rows (or columns: of dimension `dim`) rank r of n has those from ceil(size * r / n) to
-ceil(size * (r + 1) / n). What an operator takes of the bands beside its own is fetched in front of it, beyond the image's borders
-it is filled, and the gradients of rows that several have taken are added where they lie. All ranks know all sizes, which are those
-of the trace.
+An image may be in bands: of `size` rows (or columns: of dimension `dim`) rank r of n has those from ceil(size * r / n)
+to ceil(size * (r + 1) / n). Rows of neighbouring bands that an operator reads are fetched before it, positions outside
+the image are filled, and the gradients of rows that several ranks have read are added on their owner. All ranks know
+all sizes, which are those of the trace.
 
     value on each rank        its gradient on each rank
-    whole, used whole         whole                           an operator that works on a part takes it through `copy`
+    whole, used whole         whole                           an operator on a part takes it through `copy`
     whole, used in parts      a term of a sum
     a slice                   a slice
     a term of a sum           whole                           `reduce` makes it whole
 
-Results are not to be changed in place where they are views of what came (`copy`, and all of them on one rank).
+Results must not be changed in place if they are views of the arguments (`copy`, and all of them on one rank).
 """
 
 import weakref
@@ -34,18 +36,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Shard:
-    """This rank's place among those that hold a stage together; without a group there is no other."""
+    """This rank's position among those that share a stage; without a group there is only one."""
 
     def __init__(self, group=None):
         self.group, self.known_places, self.with_halo, self.keeping = group, {}, {}, []
-        self.known_routes = WeakIdKeyDictionary()  # by the tensor that says them
-        self.whole_sizes, self.lent = {}, []  # of tensors that the first rank has, by name; those that it has lent since they came back
+        self.known_routes = WeakIdKeyDictionary()  # by the tensor of offsets
+        self.whole_sizes, self.lent = {}, []  # of tensors on the first rank, by name; tensors lent since the last return
         self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
     # -- operators of a stage
 
     def copy(self, x):
-        """Hands what is whole to an operator that works on a part of it: the gradients of all parts are summed."""
+        """Passes a whole value to an operator on parts of it: the gradients of all parts are summed."""
         return self.exchanged(x, self.same, self.sum)
 
     def reduce(self, x):
@@ -53,45 +55,46 @@ class Shard:
         return self.exchanged(x, self.sum, self.same)
 
     def scatter(self, x, dim, blocks=1):
-        """Takes the own slice of what is whole."""
+        """Takes this rank's slice of a whole value."""
         return self.exchanged(x, lambda x: self.own(x, dim, blocks), lambda g: self.joined(g, dim, blocks))
 
     def gather(self, x, dim, blocks=1):
-        """Joins the slices of all ranks for operators that all ranks run alike."""
+        """Joins the slices of all ranks for operators that all ranks run equally."""
         return self.exchanged(x, lambda x: self.joined(x, dim, blocks), lambda g: self.own(g, dim, blocks))
 
     def gather_split(self, x, dim, blocks=1):
-        """Joins the slices of all ranks for operators that work on a part: the gradients of all parts are summed."""
+        """Joins the slices of all ranks for operators on parts: the gradients of all parts are summed."""
         return self.exchanged(x, lambda x: self.joined(x, dim, blocks), lambda g: self.own_sum(g, dim, blocks))
 
     def reduce_scatter(self, x, dim, blocks=1):
-        """Takes the own slice of the sum of all ranks' terms."""
+        """Takes this rank's slice of the sum of all ranks' terms."""
         return self.exchanged(x, lambda x: self.own_sum(x, dim, blocks), lambda g: self.joined(g, dim, blocks))
 
     def exchange(self, x, from_dim, to_dim):
-        """Makes what is cut along one dimension cut along another."""
+        """Changes the dimension along which a value is cut."""
         return self.exchanged(x, lambda x: self.turned(x, from_dim, to_dim), lambda g: self.turned(g, to_dim, from_dim))
 
     def once(self, x):
-        """Makes what is whole a term of a sum: it is counted once."""
+        """Makes a whole value a term of a sum, so that it is counted once."""
         return self.exchanged(x, lambda x: self.same(x) if self.rank == 0 else torch.zeros_like(x), self.same)
 
     def dropout(self, x, p, train, dim, blocks=1):
-        """Drops what `F.dropout` would drop of the whole tensor; all ranks draw the whole mask, so that they stay in step."""
+        """Drops the same elements as `F.dropout` of the whole tensor; all ranks draw the whole mask, so that their
+        generators stay equal."""
         if self.size == 1 or not train or p == 0:
             return F.dropout(x, p, train)
         sizes = list(x.size())
         sizes[dim] *= self.size
-        # In the whole tensor's order in memory, which is the order that numbers are drawn in.
+        # In the memory order of the whole tensor, in which numbers are drawn.
         order = sorted(range(x.dim()), key=lambda d: (-x.stride(d), d))
         ones = torch.empty_permuted(sizes, order, dtype=x.dtype, device=x.device).fill_(1)
         return x * self.own(F.dropout(ones, p, True), dim, blocks)
 
     def embedding(self, weight, indices, padding_idx=-1):
-        """Looks up the rows of a table that lie here, as a term of a sum: other ranks' rows are zeros."""
+        """Looks up the rows of a table on this rank, as a term of a sum: other ranks' rows are zeros."""
         rows = weight.size(0)
         first = self.rank * rows
-        # What no rank has must not become zeros.
+        # Indices outside of the table must not become zeros.
         torch._assert_async(((indices >= 0) & (indices < rows * self.size)).all(), "an index is out of the table")
         is_elsewhere = (indices < first) | (indices >= first + rows)
         own_padding = padding_idx - first if first <= padding_idx < first + rows else None
@@ -99,13 +102,15 @@ class Shard:
         return found.masked_fill(is_elsewhere.unsqueeze(-1), 0)
 
     def attention(self, query, key, value, scale=None, enable_gqa=False):
-        """Lets this rank's slice of the positions look at all that are not behind them; keys and values are those of all positions."""
+        """Attention of this rank's slice of the positions to all positions up to their own; keys and values are
+        those of all positions."""
         if self.size == 1:
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=enable_gqa)
         count = query.size(-2)
         seen = count * (self.rank + 1)
         key, value = key.narrow(-2, 0, seen), value.narrow(-2, 0, seen)
-        # The last of the positions sees all of these keys, the one before it all but one, …. GPUs have a kernel for that.
+        # The last of the positions attends to all of these keys, the previous one to all but one, …. GPUs have a kernel
+        # for that.
         if query.is_cuda:
             mask = causal_lower_right(count, seen)
         else:
@@ -113,7 +118,8 @@ class Shard:
         return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
 
     def cross_entropy(self, x, target, reduction=1, ignore_index=-100):
-        """Returns the loss of scores whose classes lie in parts: whole on all ranks, as each rank's part of the gradient is."""
+        """Returns the loss of scores whose classes are in parts: whole on all ranks, as is each rank's part of the
+        gradient."""
         if self.size == 1:
             return F.cross_entropy(x, target, ignore_index=ignore_index, reduction=("none", "mean", "sum")[reduction])
         losses = CrossEntropy.apply(x, target, self, ignore_index)
@@ -122,24 +128,24 @@ class Shard:
         total = losses.sum()
         return total if reduction == 2 else total / (target != ignore_index).sum()
 
-    # -- operators of a stage whose experts lie on different ranks
+    # -- operators of a stage whose experts are on different ranks
 
     def to_experts(self, x, offsets, experts):
-        """Takes the rows that are routed to the own experts."""
+        """Takes the rows that are routed to this rank's experts."""
         if self.size == 1:
             return self.same(x)
         bands = self.routed(offsets, experts)
         rows = bands[-1][1]
         if x.size(0) != rows:
-            raise ValueError(f"{x.size(0)} rows are to go to experts, who are told of {rows}")
+            raise ValueError(f"{x.size(0)} rows for experts, but offsets for {rows}")
         return self.exchanged(x, lambda x: self.own_of(x, bands), lambda g: self.moved(g, 0, bands, [(0, rows)] * self.size))
 
     def from_experts(self, x, offsets, experts):
-        """Joins the rows of all experts for operators that all ranks run alike."""
+        """Joins the rows of all experts for operators that all ranks run equally."""
         return self.joined_rows(x, offsets, experts, lambda g, bands: self.own_of(g, bands))
 
     def from_experts_split(self, x, offsets, experts):
-        """Joins the rows of all experts for operators that work on a part: the gradients of all parts are summed."""
+        """Joins the rows of all experts for operators on parts: the gradients of all parts are summed."""
         return self.joined_rows(
             x, offsets, experts, lambda g, bands: self.moved(g, 0, [(0, bands[-1][1])] * self.size, bands, adds=True)
         )
@@ -153,7 +159,7 @@ class Shard:
         )
 
     def experts_term(self, x, offsets, experts):
-        """Makes the rows of the own experts a term of all rows: those of others are zeros."""
+        """Makes the rows of this rank's experts a term of all rows: those of others are zeros."""
         if self.size == 1:
             return self.same(x)
         bands = self.routed(offsets, experts)
@@ -166,7 +172,7 @@ class Shard:
         return self.exchanged(x, forward, lambda g: self.own_of(g, bands))
 
     def grouped_mm(self, x, matrices, offsets):
-        """Multiplies the rows of each of the own experts with its matrix."""
+        """Multiplies the rows of each of this rank's experts with its matrix."""
         if self.size > 1:
             each = matrices.size(0)
             first = self.routed(offsets, each * self.size)[self.rank][0]
@@ -174,7 +180,8 @@ class Shard:
         return torch._grouped_mm(x, matrices, offsets)
 
     def routed(self, offsets, experts):
-        """Returns for each rank the first row of its experts and that behind the last; `offsets` say where each expert's end."""
+        """Returns the first row of each rank's experts and the end of the last; `offsets` has the end of each
+        expert's rows."""
         if offsets not in self.known_routes:
             each = experts // self.size
             ends = offsets[each - 1 :: each].tolist()
@@ -182,39 +189,39 @@ class Shard:
         return self.known_routes[offsets]
 
     def own_of(self, x, bands, copies=True):
-        """Returns this rank's rows of all."""
+        """Returns this rank's rows of all rows."""
         first, last = bands[self.rank]
         rows = x.narrow(0, first, last - first)
         return rows.clone(memory_format=torch.contiguous_format) if copies else rows
 
-    # -- operators of a stage of which the first rank does some alone
+    # -- operators of a stage that are partly done by the first rank only
 
     def to_first(self, x, rows):
-        """Leaves the first rank what is whole, and the others nothing."""
+        """Keeps a whole value on the first rank, and nothing on the others."""
         self.expect_rows(x, rows)
         return self.exchanged(x, lambda x: self.own(x, 0, 0), lambda g: self.moved(g, 0, self.firsts(rows), self.alls(rows)))
 
     def collect(self, x, rows):
-        """Brings the slices of all ranks to the first."""
+        """Collects the slices of all ranks on the first."""
         self.expect_rows(x, rows // self.size)
         has, wants = self.slices(rows), self.firsts(rows)
         return self.exchanged(x, lambda x: self.moved(x, 0, has, wants), lambda g: self.moved(g, 0, wants, has))
 
     def from_first(self, x, rows):
-        """Sends all ranks what the first has, for operators that all run alike."""
+        """Sends the first rank's value to all, for operators that all run equally."""
         return self.left(x, lambda x: self.moved(x, 0, self.firsts(rows), self.alls(rows)), lambda g: self.own(g, 0, 0))
 
     def from_first_split(self, x, rows):
-        """Sends all ranks what the first has, for operators that work on a part: the gradients of all parts are summed."""
+        """Sends the first rank's value to all, for operators on parts: the gradients of all parts are summed."""
         return self.left(x, lambda x: self.moved(x, 0, self.firsts(rows), self.alls(rows)), lambda g: self.own(self.sum(g), 0, 0))
 
     def deal(self, x, rows):
-        """Deals out what the first rank has in equal slices."""
+        """Deals out the first rank's value in equal slices."""
         has, wants = self.firsts(rows), self.slices(rows)
         return self.left(x, lambda x: self.moved(x, 0, has, wants), lambda g: self.moved(g, 0, wants, has))
 
     def first_term(self, x, rows):
-        """Makes what the first rank has a term of a sum: those of others are zeros."""
+        """Makes the first rank's value a term of a sum: those of others are zeros."""
 
         def forward(x):
             return x.clone() if self.rank == 0 else x.new_zeros([rows, *x.size()[1:]])
@@ -222,7 +229,7 @@ class Shard:
         return self.left(x, forward, lambda g: self.own(g, 0, 0))
 
     def lend(self, x, rows):
-        """Lets the ranks that have none of a weight's rows compute with its sizes."""
+        """Gives ranks without rows of a weight an empty tensor of its sizes to compute with."""
         if self.rank == 0:
             return self.same(x)
         if x.requires_grad and torch.is_grad_enabled():
@@ -230,22 +237,24 @@ class Shard:
         return x.new_zeros(()).expand(rows, *x.size()[1:])
 
     def dropout_first(self, x, p, train, rows):
-        """Drops what `F.dropout` would drop of the whole tensor; the other ranks draw as many numbers, so that they stay in step."""
+        """Drops the same elements as `F.dropout` of the whole tensor; the other ranks draw as many numbers, so that
+        their generators stay equal."""
         if self.rank and train and p:
             F.dropout(x.new_ones([rows, *x.size()[1:]]), p, True)
         return F.dropout(x, p, train)
 
     def on_first(self, n):
-        """Returns the whole size on the first rank, and none on the others."""
+        """Returns the whole size on the first rank, and 0 on the others."""
         return 0 if self.rank else n
 
     def left(self, x, forward, backward):
-        """Hands on what the first rank has; with the gradient weights that it has lent get theirs, of no rows, on the others."""
+        """Passes on the first rank's value; with its gradient, lent weights get theirs, of no rows, on the other
+        ranks."""
         if self.size == 1:
             return self.same(x)
         lent, self.lent = self.lent, []
         if self.rank and x.is_floating_point() and torch.is_grad_enabled() and not x.requires_grad:
-            x = x.detach().requires_grad_()  # so that all ranks' backward passes come here
+            x = x.detach().requires_grad_()  # so that the backward passes of all ranks reach this
         return Exchange.apply(x, forward, backward, *lent)
 
     def firsts(self, rows):
@@ -259,23 +268,23 @@ class Shard:
 
     def expect_rows(self, x, rows):
         if x.size(0) != rows:
-            raise ValueError(f"{x.size(0)} rows come to a stage whose first rank takes {rows} of each")
+            raise ValueError(f"a stage whose first rank takes {rows} rows per operator got {x.size(0)} rows")
 
-    # -- operators of a stage whose images lie in bands
+    # -- operators of a stage whose images are in bands
 
     def to_bands(self, x, dim, size):
-        """Takes the own rows of what is whole."""
+        """Takes this rank's rows of a whole value."""
         if x.size(dim) != size:
             raise ValueError(f"dimension {dim} is {x.size(dim)}; this stage is cut into bands for {size}")
         return self.exchanged(x, lambda x: self.own_rows(x, dim), lambda g: self.all_bands(g, dim, size))
 
     def from_bands(self, x, dim, size):
-        """Joins the rows of all ranks for operators that all ranks run alike."""
+        """Joins the rows of all ranks for operators that all ranks run equally."""
         self.expect(x, dim, size)
         return self.exchanged(x, lambda x: self.all_bands(x, dim, size), lambda g: self.own_rows(g, dim))
 
     def from_bands_split(self, x, dim, size):
-        """Joins the rows of all ranks for operators that work on a part: the gradients of all parts are summed."""
+        """Joins the rows of all ranks for operators on parts: the gradients of all parts are summed."""
         self.expect(x, dim, size)
 
         def backward(g):
@@ -284,7 +293,7 @@ class Shard:
         return self.exchanged(x, lambda x: self.all_bands(x, dim, size), backward)
 
     def window(self, x, dim, size, results, extent, stride, padding, fill=0.0):
-        """Fetches the rows that the windows of the own rows of results take."""
+        """Fetches the rows that the windows of this rank's rows of results read."""
 
         def taken(rank):
             first, last = self.band(results, rank)
@@ -293,7 +302,7 @@ class Shard:
         return self.fetched(x, dim, size, taken, fill)
 
     def spread(self, x, dim, size, results, extent, stride, padding):
-        """Fetches the rows that a transposed convolution makes the own rows of results of; `crop` follows behind it."""
+        """Fetches the rows from which a transposed convolution makes this rank's rows of results; `crop` follows it."""
         return self.fetched(x, dim, size, lambda rank: self.spread_rows(results, extent, stride, padding, rank))
 
     def spread_rows(self, results, extent, stride, padding, rank):
@@ -302,12 +311,12 @@ class Shard:
         return min(up(first), down(first)), max(down(last - 1), up(last - 1)) + 1
 
     def crop(self, x, dim, size, results, extent, stride, padding):
-        """Takes the own rows of what a transposed convolution has made of the rows of `spread`."""
+        """Takes this rank's rows of the result of a transposed convolution on the rows of `spread`."""
         (first, last), begin = self.band(results), self.spread_rows(results, extent, stride, padding, self.rank)[0]
         return x.narrow(dim, first - (begin * stride - padding), last - first)
 
     def stretch(self, x, dim, size, results, mode, align_corners=False, scale=None):
-        """Makes the own rows of a resampled image."""
+        """Makes this rank's rows of a resampled image."""
         places = self.places(size, results, mode, align_corners, scale)
         beside = mode == "linear"
 
@@ -325,7 +334,7 @@ class Shard:
         return torch.lerp(rows.index_select(dim, lower), rows.index_select(dim, upper), share)
 
     def places(self, size, results, mode, align_corners, scale):
-        """Returns the row that each row of a resampled image comes from, which torch says: that of a ramp is its number."""
+        """Returns the source row of each row of a resampled image, by resampling a ramp with torch."""
         key = (size, results, mode, align_corners, scale)
         if key in self.known_places:
             return self.known_places[key]
@@ -338,7 +347,8 @@ class Shard:
         return self.known_places[key]
 
     def counted(self, x, dim, size, results, extent, stride, padding, counts_padding):
-        """Corrects means over windows that reach beyond the image: rows there count up to the padding, or not at all."""
+        """Corrects means over windows that reach beyond the image: rows there count up to the padding, or not at
+        all."""
         first, last = self.band(results)
         begin = torch.arange(first, last, dtype=torch.float64) * stride - padding
         end = (begin + extent).clamp(max=size + padding if counts_padding else size)
@@ -347,11 +357,11 @@ class Shard:
         return x * factor.view([-1 if at == dim else 1 for at in range(x.dim())])
 
     def weighed(self, x, size):
-        """Makes means of the own of so many rows terms of the mean of all."""
+        """Weights this rank's means by its rows, as a term of the mean over all `size` rows."""
         return x * (self.rows(size) / size) if self.size > 1 else self.same(x)
 
     def batch_norm(self, x, weight, bias, running_mean, running_var, training, momentum, eps, dim, size):
-        """Norms each channel by its mean and variance over all bands."""
+        """Normalises each channel by its mean and variance over all bands."""
         if not (training or running_mean is None):
             return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
         shape = (x.size(0), x.size(1), 1, -1)
@@ -364,7 +374,7 @@ class Shard:
         return y
 
     def group_norm(self, x, groups, weight, bias, eps, dim, size):
-        """Norms each group of channels of each sample by its mean and variance over all bands."""
+        """Normalises each group of channels of each sample by its mean and variance over all bands."""
         shape = (x.size(0), groups, x.size(1) // groups, -1)
         count = self.total(x, dim, size) // (x.size(0) * groups)
         return Norm.apply(x, weight, bias, self, shape, (2, 3), count, eps)[0]
@@ -375,7 +385,7 @@ class Shard:
         return x.numel() // x.size(dim) * size
 
     def dropout_bands(self, x, p, train, dim, size):
-        """Drops what `F.dropout` would drop of the whole tensor, as `dropout` does."""
+        """Drops the same elements as `F.dropout` of the whole tensor, as `dropout` does."""
         if self.size == 1 or not train or p == 0:
             return F.dropout(x, p, train)
         sizes = [size if at == dim else own for at, own in enumerate(x.size())]
@@ -384,12 +394,12 @@ class Shard:
         return x * self.own_rows(F.dropout(ones, p, True), dim)
 
     def rows(self, size):
-        """Returns how many of so many rows this rank has."""
+        """Returns this rank's number of `size` rows."""
         first, last = self.band(size)
         return last - first
 
     def all_rows(self, rows, size):
-        """Returns the number of rows of which this rank has so many."""
+        """Returns the number of rows of which this rank has `rows`."""
         if rows != self.rows(size):
             raise ValueError(f"{rows} rows are not this rank's {self.rows(size)} of {size}")
         return size
@@ -447,7 +457,7 @@ class Shard:
         return [blocked.select(dim + 1, rank).flatten(dim, dim + 1) for rank in range(self.size)]
 
     def joined(self, x, dim, blocks=1):
-        """Returns the whole tensor that all ranks have parts of."""
+        """Returns the whole tensor of all ranks' parts."""
         if self.size == 1:
             return self.same(x)
         if blocks == 0:
@@ -458,13 +468,13 @@ class Shard:
         flat = x.contiguous().view(-1)
         found = flat.new_empty(self.size * len(flat))
         if len(flat):
-            # As bytes, which all backends know.
+            # As bytes, which all backends support.
             dist.all_gather_into_tensor(found.view(torch.uint8), flat.view(torch.uint8), group=self.group)
         parts = [part.view(x.size()).unflatten(dim, (blocks, -1)) for part in found.chunk(self.size)]
         return torch.stack(parts, dim + 1).flatten(dim, dim + 2)
 
     def band(self, size, rank=None):
-        """Returns the first row of a rank and that behind its last."""
+        """Returns the first row of a rank and the end of its last."""
         rank = self.rank if rank is None else rank
         return -(-size * rank // self.size), -(-size * (rank + 1) // self.size)
 
@@ -478,14 +488,14 @@ class Shard:
         return x.narrow(dim, first, last - first).clone(memory_format=torch.contiguous_format)
 
     def all_bands(self, x, dim, size):
-        """Returns the whole tensor that all ranks have rows of."""
+        """Returns the whole tensor of all ranks' rows."""
         if size % self.size == 0:
             return self.joined(x, dim)
         bands = [self.band(size, rank) for rank in range(self.size)]
         return self.moved(x, dim, bands, [(0, size)] * self.size)
 
     def fetched(self, x, dim, size, taken, fill=0.0):
-        """Returns the rows that `taken` says of this rank; those beyond the image are filled."""
+        """Returns this rank's rows of `taken`; positions outside the image are filled."""
         self.expect(x, dim, size)
         bands, inside = [self.band(size, rank) for rank in range(self.size)], []
         for rank in range(self.size):
@@ -511,10 +521,10 @@ class Shard:
             self.with_halo[found.data_ptr()] = known, x.detach(), (x._version, found._version), dim, at
         return found
 
-    # -- what is kept for the backward pass
+    # -- tensors saved for the backward pass
 
     def attend(self, stage):
-        """Lets a stage keep of fetched rows those of others alone: the own lie where they were fetched for."""
+        """Makes a stage save only the neighbours' rows of fetched values: this rank's own are those of the source."""
         if self.size > 1:
             stage.register_forward_pre_hook(lambda *_: self.keep())
             stage.register_forward_hook(lambda *_: self.keeping.pop().__exit__(), always_call=True)
@@ -527,7 +537,7 @@ class Shard:
         known, own, versions, dim, at = self.with_halo.get(tensor.data_ptr(), (None,) * 5)
         whole = known() if known else None
         is_whole = whole is not None and whole.size() == tensor.size() and whole.stride() == tensor.stride()
-        # What has been changed since is not what was fetched.
+        # A tensor that was changed since is not the fetched one.
         if not is_whole or (own._version, tensor._version) != versions:
             return Kept(tensor.detach(), tensor._version)
         behind = at + own.size(dim)
@@ -535,9 +545,9 @@ class Shard:
         return Kept(own, own._version, [rows.detach().clone() for rows in halo], dim)
 
     def moved(self, x, dim, has, wants, before=0, behind=0, fill=0.0, adds=False):
-        """Returns the rows that this rank wants, of which rank r has those from has[r][0] to has[r][1].
+        """Returns the wanted rows of this rank, if rank r has the rows from has[r][0] to has[r][1].
 
-        Where several have a row, theirs are added. `before` and `behind` are rows of `fill` around them.
+        If several ranks have a row, theirs are added. `before` and `behind` are rows of `fill` around them.
         """
         (own, _), (first, last) = has[self.rank], wants[self.rank]
         sizes = list(x.size())
@@ -561,7 +571,7 @@ class Shard:
                 got = x.new_empty(sizes) if begin < end else None
                 for piece, send in ((given, dist.isend), (got, dist.irecv)):
                     if piece is not None and piece.numel():
-                        # As bytes, which all backends know.
+                        # As bytes, which all backends support.
                         messages.append(dist.P2POp(send, piece.view(-1).view(torch.uint8), peer, self.group))
             if got is not None:
                 pieces.append((before + begin - first, got))
@@ -582,7 +592,7 @@ class Shard:
         return total
 
     def all(self, x):
-        """Returns the sum of all ranks' terms, in their place."""
+        """Returns the sum of all ranks' terms, in place."""
         if self.size > 1:
             dist.all_reduce(x, group=self.group)
         return x
@@ -596,7 +606,7 @@ class Shard:
         return found
 
     def turned(self, x, from_dim, to_dim):
-        """Returns this rank's part along one dimension of a tensor that all ranks have parts of along another."""
+        """Returns this rank's part along one dimension of a tensor whose parts are along another."""
         sent = torch.stack(self.parts(x, to_dim))
         found = torch.empty_like(sent)
         if sent.numel():
@@ -605,7 +615,7 @@ class Shard:
 
 
 class Exchange(torch.autograd.Function):
-    """What ranks do to a value, and to its gradient."""
+    """An exchange of a value, and the exchange of its gradient."""
 
     @staticmethod
     def forward(ctx, x, forward, backward, *lent):
@@ -618,29 +628,29 @@ class Exchange(torch.autograd.Function):
 
 
 class Kept:
-    """A tensor that is kept for the backward pass, with rows before and behind it."""
+    """A tensor saved for the backward pass, with rows before and after it."""
 
     def __init__(self, own, version, halo=None, dim=0):
         self.own, self.version, self.halo, self.dim = own, version, halo, dim
 
     def tensor(self):
-        # As autograd looks after what it keeps itself.
+        # The version check that autograd does for tensors that it saves itself.
         if self.own._version != self.version:
-            raise RuntimeError("a tensor that is needed for a gradient has been changed in place")
+            raise RuntimeError("a tensor that is needed for a gradient was changed in place")
         return self.own if self.halo is None else torch.cat([self.halo[0], self.own, self.halo[1]], self.dim)
 
 
 class Norm(torch.autograd.Function):
-    """A norm of channels, or of groups of them, whose mean and variance are those of all ranks' rows together.
+    """A norm of channels, or of groups of them, with mean and variance over all ranks' rows.
 
-    The input is looked at as samples, groups, channels of a group and positions; `over` says which of them are averaged.
+    The input is viewed as samples, groups, channels of a group and positions; `over` are the averaged ones.
     """
 
     @staticmethod
     def forward(ctx, x, weight, bias, shard, shape, over, count, eps):
         flat, single = x.reshape(shape), torch.promote_types(x.dtype, torch.float32)
         mean = shard.all(flat.sum(over, keepdim=True, dtype=single)) / count
-        # What is returned must be no view, or nothing could be done to it in place.
+        # The result must not be a view, or it could not be changed in place.
         y = torch.empty(x.size(), dtype=single, device=x.device)
         off = torch.sub(flat, mean, out=y.view(shape))
         variance = shard.all((off * off).sum(over, keepdim=True)) / count
@@ -671,7 +681,7 @@ class Norm(torch.autograd.Function):
 
 
 class CrossEntropy(torch.autograd.Function):
-    """What each row of scores loses by its target, where every rank has a part of the classes."""
+    """The loss of each row of scores, with a part of the classes on every rank."""
 
     @staticmethod
     def forward(ctx, x, target, shard, ignore_index):
@@ -679,7 +689,7 @@ class CrossEntropy(torch.autograd.Function):
         single = torch.promote_types(x.dtype, torch.float32)
         ignored = target == ignore_index
         in_table = (target >= 0) & (target < classes * shard.size)
-        torch._assert_async((in_table | ignored).all(), "a target is no class")
+        torch._assert_async((in_table | ignored).all(), "a target is not a class")
         largest = x.amax(dim).to(single)
         if largest.numel():
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=shard.group)
@@ -703,15 +713,15 @@ class CrossEntropy(torch.autograd.Function):
 
 
 def by_channel(weight, shape):
-    """Looks at a number for each channel as `Norm` looks at channels."""
+    """Views one number per channel in the shape of `Norm`'s channels."""
     return weight.view(1, shape[1], -1, 1)
 
 
 def together(gradient):
-    """Sums over samples and positions: a number for each channel."""
+    """Sums over samples and positions: one number per channel."""
     return gradient.sum((0, 3)).view(-1)
 
 
 def plain(tensor):
-    """Returns a tensor as numbers that all backends add."""
+    """Returns a tensor in a type that all backends can add."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,14 +1,14 @@
-//! How operators are spelled in Python.
+//! How operators are written in Python.
 //!
-//! Everything can be spelled `torch.ops.aten.NAME(…)` with the trace's own arguments. What has a public spelling with the same
-//! arguments in the same order gets that: it reads better and is called faster. The table of operators says which: each was checked
-//! against torch 2.11.
+//! Every operator can be written `torch.ops.aten.NAME(…)` with the trace's own arguments. If there is a public function
+//! with the same arguments in the same order, it is used: it reads better and is called faster. The table of operators
+//! has these functions, each checked against torch 2.11.
 
 use operators::{Python, find, plain};
 
 use crate::{allowed::is_foreign, names::python_quoted};
 
-/// Names that mean something else as a Python attribute of `torch.ops.aten`, or nothing.
+/// The ways to write an operator.
 pub(crate) enum Spelling {
     /// `torch.relu`.
     Torch(String),
@@ -20,7 +20,7 @@ pub(crate) enum Spelling {
     Operator(String),
 }
 
-/// Returns the spelling of an operator by its name space and name.
+/// Returns how to write an operator, by its name space and name.
 pub(crate) fn spelling(space: &str, name: &str) -> Spelling {
     let (plain, is_in_place) = plain(name);
     let found = if is_in_place {
@@ -38,9 +38,9 @@ pub(crate) fn spelling(space: &str, name: &str) -> Spelling {
     }
 }
 
-/// Returns the spelling that every operator has.
+/// Returns the form that every operator has.
 ///
-/// Operators of torch's list are attributes of `torch.ops`. Of another library only its name is known: it stands in quotes.
+/// Operators in torch's list are attributes of `torch.ops`. Of another library only the name is known: it is quoted.
 pub(crate) fn operator(space: &str, name: &str) -> String {
     let qualified = format!("{space}::{name}");
     if is_foreign(&qualified) {
@@ -50,7 +50,7 @@ pub(crate) fn operator(space: &str, name: &str) -> String {
     }
 }
 
-/// Returns `torch.float32` for torch's number of a type.
+/// Returns `torch.float32` for torch's code of a type.
 pub(crate) fn dtype_of_code(code: i64) -> Option<&'static str> {
     Some(match code {
         0 => "torch.uint8",
@@ -71,7 +71,7 @@ pub(crate) fn dtype_of_code(code: i64) -> Option<&'static str> {
     })
 }
 
-/// Returns `torch.channels_last` for torch's number of a memory format.
+/// Returns `torch.channels_last` for torch's code of a memory format.
 pub(crate) fn memory_format(code: i64) -> Option<&'static str> {
     Some(match code {
         0 => "torch.contiguous_format",

@@ -10,12 +10,12 @@ def _tie(root):
             holder._buffers[last] = tensor
 
 
-# Size and CRC-32 of stage_K.safetensors; None where that was not known when this was written.
+# Size and CRC-32 of stage_K.safetensors; None if they were unknown when this was written.
 WEIGHTS = None
 
 
 def _compare(path):
-    """Raises where the weights are not those that were written with this source."""
+    """Raises if the weights are not those that were written with this source."""
     if WEIGHTS is None:
         return
     size, checksum = WEIGHTS

@@ -1,4 +1,4 @@
-//! Expressions of an emitted Python stage: the grammar in which they are written, and nothing else of Python.
+//! Expressions of an emitted Python stage: only the part of Python's grammar in which they are written.
 //!
 //! ```text
 //! expression = [ "-" ] primary [ SIGN primary ]
@@ -6,14 +6,15 @@
 //! atom       = NAME | NUMBER | STRING | "(" items ")" | "[" items "]" | "{" pairs "}"
 //! ```
 //!
-//! A name is no keyword. Texts have one line and Python's escapes. What is read here, Python reads in the same way.
+//! A name is not a keyword. Strings are on one line with Python's escapes. Every accepted text means the same in
+//! Python.
 
 use crate::names::is_keyword;
 
-/// Deepest brackets. Python's own parser takes 200.
+/// The deepest nesting of brackets. Python's own parser accepts 200.
 const MAX_DEPTH: usize = 150;
 
-/// Signs between two operands; those of two characters stand first.
+/// Binary operators; those of two characters come first.
 const SIGNS: &[&str] = &["==", "!=", "<=", ">=", "//", "<", ">", "+", "-", "*", "/", "%", "&", "|", "^"];
 
 /// An expression.
@@ -26,7 +27,7 @@ pub(super) enum Expr<'t> {
     Text(&'t str),
     /// `x.y`.
     Attribute(Box<Expr<'t>>, &'t str),
-    /// `x[y]`, `x[:, 2:]`: what stands between the brackets.
+    /// `x[y]`, `x[:, 2:]`: the text between the brackets.
     Index(Box<Expr<'t>>, Vec<Expr<'t>>),
     /// `f(x, y=z)`.
     Call(Box<Expr<'t>>, Vec<Expr<'t>>),
@@ -39,7 +40,7 @@ pub(super) enum Expr<'t> {
 }
 
 impl<'t> Expr<'t> {
-    /// Returns the names of `a.b.c`, when the expression is nothing else.
+    /// Returns the names of `a.b.c`, if the expression consists of them.
     pub fn path(&self) -> Option<Vec<&'t str>> {
         match self {
             Expr::Name(name) => Some(vec![name]),
@@ -53,14 +54,14 @@ impl<'t> Expr<'t> {
     }
 }
 
-/// Reads a text that is one expression.
+/// Parses a text that is one expression.
 pub(super) fn expression(text: &str) -> Option<Expr<'_>> {
     let mut reader = Reader { rest: text };
     let expr = reader.expression(0)?;
     reader.rest.is_empty().then_some(expr)
 }
 
-/// Reads `"key": value,`: a line of a table.
+/// Parses `"key": value,`: a line of a table.
 pub(super) fn pair(text: &str) -> Option<(Expr<'_>, Expr<'_>)> {
     let mut reader = Reader { rest: text };
     let key = reader.expression(0)?;
@@ -69,7 +70,7 @@ pub(super) fn pair(text: &str) -> Option<(Expr<'_>, Expr<'_>)> {
     (reader.rest == ",").then_some((key, value))
 }
 
-/// Tells whether a text is a name that Python takes.
+/// Tells whether a text is a valid Python name.
 pub(super) fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
@@ -81,13 +82,13 @@ struct Reader<'t> {
 }
 
 impl<'t> Reader<'t> {
-    /// Takes exactly this text, with the spaces behind it.
+    /// Consumes exactly this text, and the spaces after it.
     fn take(&mut self, text: &str) -> Option<()> {
         self.rest = self.rest.strip_prefix(text)?.trim_start_matches(' ');
         Some(())
     }
 
-    /// Takes as many bytes of the text.
+    /// Consumes this many bytes of the text.
     fn bytes(&mut self, count: usize) -> &'t str {
         let (taken, rest) = self.rest.split_at(count);
         self.rest = rest;
@@ -103,7 +104,7 @@ impl<'t> Reader<'t> {
         }
         let first = self.primary(depth)?;
         let after = self.rest.trim_start_matches(' ');
-        // A slice or a keyword goes on with another sign.
+        // A slice or a keyword continues with another symbol.
         let Some(sign) = SIGNS.iter().find(|sign| after.starts_with(**sign)) else { return Some(first) };
         self.rest = after;
         self.take(sign)?;
@@ -150,7 +151,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Reads items between commas up to the closing bracket.
+    /// Parses items separated by commas up to the closing bracket.
     fn items<T>(
         &mut self,
         end: &str,
@@ -158,7 +159,7 @@ impl<'t> Reader<'t> {
         mut item: impl FnMut(&mut Self, usize) -> Option<T>,
     ) -> Option<Vec<T>> {
         let mut items = Vec::new();
-        // The space behind a closing bracket is what sets a sign apart.
+        // The space after a closing bracket separates an operator.
         while !self.rest.starts_with(end) {
             items.push(item(self, depth + 1)?);
             if !self.rest.starts_with(end) {
@@ -175,7 +176,7 @@ impl<'t> Reader<'t> {
         Some([key, self.expression(depth)?])
     }
 
-    /// Reads `x`, `:`, `x:`, `:y`, `x:y`.
+    /// Parses `x`, `:`, `x:`, `:y`, `x:y`.
     fn subscript(&mut self, depth: usize) -> Option<Vec<Expr<'t>>> {
         let mut bounds = Vec::new();
         let is_end = |reader: &Self| reader.rest.starts_with([',', ']']);
@@ -191,7 +192,7 @@ impl<'t> Reader<'t> {
         Some(bounds)
     }
 
-    /// Reads arguments: those without a name first, and no name twice.
+    /// Parses arguments: positional ones first, and no name twice.
     fn arguments(&mut self, depth: usize) -> Option<Vec<Expr<'t>>> {
         let mut names: Vec<&'t str> = Vec::new();
         self.items(")", depth, |reader, depth| {
@@ -216,13 +217,13 @@ impl<'t> Reader<'t> {
         is_name(&self.rest[..end]).then(|| self.bytes(end))
     }
 
-    /// Takes `None`, `True` and `False`, which are keywords and stand for values.
+    /// Consumes `None`, `True` and `False`, which are keywords and values.
     fn literal(&mut self) -> Option<&'t str> {
         let end = self.rest.bytes().take_while(u8::is_ascii_alphabetic).count();
         matches!(&self.rest[..end], "None" | "True" | "False").then(|| self.bytes(end))
     }
 
-    /// Reads digits with a point, digits behind it and an exponent, as Python and Rust both print them.
+    /// Parses digits with a point, digits after it and an exponent, as Python and Rust both print them.
     fn number(&mut self) -> Option<Expr<'t>> {
         let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
         let mut end = digits(self.rest);
@@ -238,13 +239,13 @@ impl<'t> Reader<'t> {
             }
             end += 1 + sign + exponent;
         }
-        // Python refuses whole numbers that begin with 0, and names that begin with digits.
+        // Python refuses integers that begin with 0, and names that begin with digits.
         let is_padded = is_whole == end && end > 1 && self.rest.starts_with('0');
         let is_glued = self.rest[end..].starts_with(|c: char| c.is_alphanumeric() || c == '_');
         (!is_padded && !is_glued).then(|| Expr::Number(self.bytes(end)))
     }
 
-    /// Reads a text on one line; escapes are those that `python_quoted` writes.
+    /// Parses a string on one line; escapes are those that `python_quoted` writes.
     fn text(&mut self) -> Option<Expr<'t>> {
         let mut is_escaped = false;
         for (at, c) in self.rest.char_indices().skip(1) {
@@ -255,7 +256,7 @@ impl<'t> Reader<'t> {
                 _ if is_escaped => return None,
                 '\\' => is_escaped = true,
                 '"' => {
-                    // Two quotes more would begin a text of several lines.
+                    // Two more quotes would begin a multi-line string.
                     let is_long = self.rest[at + 1..].starts_with('"');
                     let text = self.bytes(at + 1);
                     return (!is_long).then(|| Expr::Text(&text[1..at]));
@@ -267,7 +268,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// Tells whether four digits follow, as `\u` wants them.
+/// Tells whether four hexadecimal digits follow, as `\u` requires.
 fn is_hexadecimal(text: &str) -> bool {
     text.len() >= 4 && text.bytes().take(4).all(|b| b.is_ascii_hexdigit())
 }
@@ -306,7 +307,7 @@ mod tests {
             "x.size(-1)",
             "complex(0.0, -1.0)",
         ] {
-            // An ellipsis is no part of it.
+            // An ellipsis is not part of the grammar.
             assert_eq!(expression(text).is_some(), !text.contains("..."), "{text}");
         }
     }

@@ -1,4 +1,5 @@
-//! The page of an emitted Python stage, read line by line: every line is one that a stage holds, or the page is refused.
+//! The source of an emitted Python stage, parsed line by line: it is refused unless every line is in the grammar of
+//! stages.
 //!
 //! ```text
 //! origin, docstring, imports, tables of tensors, helpers as they ship, operators of other libraries, scripted functions
@@ -8,7 +9,8 @@
 //!     __init__ as it ships, blocks that keep no activations, forward
 //! ```
 //!
-//! What passes compiles: texts end on their line, brackets close, names are no keywords, no argument stands twice.
+//! An accepted source compiles: strings end on their line, brackets are closed, names are not keywords, no argument
+//! occurs twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,16 +52,16 @@ pub(super) struct Page<'t> {
 
 /// A line of a method.
 pub(super) struct Statement<'t> {
-    /// What is computed, or returned.
+    /// The computed or returned value.
     pub value: Option<Expr<'t>>,
     /// The module that is called, by its path from `self` on.
     pub module: Option<String>,
-    /// What stands behind it for people; nothing for what the stage needs for itself.
+    /// Its comment; `None` for lines that the stage needs itself.
     pub comment: Option<&'t str>,
 }
 
 impl<'t> Page<'t> {
-    /// Reads a source.
+    /// Parses a source.
     pub fn read(source: &'t str) -> Result<Self, Fault> {
         let mut reader = Reader { source, rest: source };
         match reader.page() {
@@ -89,7 +91,7 @@ impl<'t> Page<'t> {
 }
 
 impl<'t> Statement<'t> {
-    /// Reads a line of a method, without what it is indented by.
+    /// Parses a line of a method, without its indentation.
     pub fn read(line: &'t str) -> Option<Self> {
         let end = outside(line, "  # ").unwrap_or(line.len());
         let (code, comment) = (&line[..end], line.get(end + 4..));
@@ -116,7 +118,7 @@ impl<'t> Statement<'t> {
     }
 }
 
-/// Tells whether a name may be bound: none that the code of a stage uses for something else.
+/// Tells whether a name may be assigned: not one that the code of stages uses otherwise.
 fn is_variable(name: &str) -> bool {
     is_name(name) && !name.starts_with("__") && (!is_reserved(name) || name == "device")
 }
@@ -127,13 +129,13 @@ struct Reader<'t> {
 }
 
 impl<'t> Reader<'t> {
-    /// Takes exactly this text.
+    /// Consumes exactly this text.
     fn take(&mut self, text: &str) -> Option<()> {
         self.rest = self.rest.strip_prefix(text)?;
         Some(())
     }
 
-    /// Takes a line when it is a right one.
+    /// Consumes a line if it is valid.
     fn line<T>(&mut self, read: impl FnOnce(&'t str) -> Option<T>) -> Option<T> {
         let (line, rest) = self.rest.split_once('\n')?;
         let found = read(line)?;
@@ -142,12 +144,12 @@ impl<'t> Reader<'t> {
     }
 
     fn page(&mut self) -> Option<Page<'t>> {
-        // Python ends lines at others than `\n`, and refuses some of them.
+        // Python also ends lines at characters other than `\n`, and refuses some of them.
         if let Some(at) = self.source.find(|c: char| c.is_control() && c != '\n') {
             self.rest = &self.source[self.source[..at].rfind('\n').map_or(0, |at| at + 1)..];
             return None;
         }
-        // Who wrote it, from which model.
+        // The line with the writing program and the model.
         if self.rest.starts_with("# ") {
             self.line(|_| Some(()))?;
         }
@@ -227,7 +229,7 @@ impl<'t> Reader<'t> {
         Some(())
     }
 
-    /// Reads `NAME = {`, lines of a name and what it has, `}`.
+    /// Parses `NAME = {`, lines of names and values, `}`.
     fn table(&mut self) -> Option<()> {
         self.line(|line| line.starts_with("# ").then_some(()))?;
         self.line(|line| TABLES.contains(&line.strip_suffix(" = {")?).then_some(()))?;
@@ -240,7 +242,7 @@ impl<'t> Reader<'t> {
         self.take("}\n")
     }
 
-    /// Reads the helpers, which are the same in every stage but for two names.
+    /// Parses the helpers, which are the same in every stage except for two names.
     fn helpers(&mut self, is_sharded: bool) -> Option<()> {
         let stage = self.rest.split_once("with_name(\"stage_")?.1.split('.').next()?;
         let constants = self.rest.split_once("_holder(root, [\"")?.1.split('"').next()?;
@@ -260,7 +262,7 @@ impl<'t> Reader<'t> {
         Some(())
     }
 
-    /// Reads the names of other libraries' operators.
+    /// Parses the names of other libraries' operators.
     fn operators(&mut self) -> Option<()> {
         if !self.rest.starts_with(shipped::OPERATORS) {
             return Some(());
@@ -275,7 +277,7 @@ impl<'t> Reader<'t> {
         self.take("    )\n}\n")
     }
 
-    /// Reads scripted functions: each a name and lines in quotes.
+    /// Parses scripted functions: each a name and quoted lines.
     fn scripted(&mut self) -> Option<()> {
         if !self.rest.starts_with(shipped::SCRIPTED) {
             return Some(());
@@ -319,7 +321,7 @@ fn called_module(expr: &Expr<'_>) -> Option<String> {
     (!path.is_empty() && arguments.iter().all(is_value)).then(|| path.join("."))
 }
 
-/// Returns the names of `self.layer[0]["a-b"]`, behind `self`: names of children, which modules have nothing else for.
+/// Returns the names of `self.layer[0]["a-b"]`, after `self`: names of children, which modules use for nothing else.
 pub(super) fn path_of<'t>(expr: &Expr<'t>) -> Option<Vec<&'t str>> {
     let (base, name) = match expr {
         Expr::Name("self") => return Some(Vec::new()),
@@ -336,7 +338,7 @@ pub(super) fn path_of<'t>(expr: &Expr<'t>) -> Option<Vec<&'t str>> {
     Some(path)
 }
 
-/// Reads `    def block_0(self, x):  # path`.
+/// Parses `    def block_0(self, x):  # path`.
 fn head(line: &str) -> Option<&str> {
     let (name, rest) = line.strip_prefix("    def ")?.split_once("(self")?;
     let (parameters, rest) = rest.split_once("):")?;
@@ -351,7 +353,7 @@ fn head(line: &str) -> Option<&str> {
     is_right.then_some(name)
 }
 
-/// Reads the size and the checksum of the weights, or that they are not known.
+/// Parses the size and the checksum of the weights, or that they are unknown.
 fn weights(line: &str) -> Option<()> {
     let known = line.strip_prefix("WEIGHTS = ")?;
     let is_known = || {
@@ -367,7 +369,7 @@ fn is_number(text: &str) -> bool {
     matches!(expression(text), Some(Expr::Number(_))) && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Returns where a text begins outside of quotes and brackets.
+/// Returns the position of a text outside of quotes and brackets.
 fn outside(line: &str, wanted: &str) -> Option<usize> {
     let (mut depth, mut is_quoted, mut is_escaped) = (0_usize, false, false);
     for (at, c) in line.char_indices() {

@@ -1,8 +1,8 @@
-//! Reads a Python stage back: which operator each line runs, and for which module.
+//! Reads a Python stage back: the operator and the module of each line.
 //!
-//! A source is read whole (`page.rs`), whoever wrote it: a line that is not of the grammar of stages is a fault. Python has several
-//! spellings of one operator (`x[:, 2:5]` is a slice, `a + b` an addition): those of the source and of the model are put into the
-//! same words first. What is called is compared by its whole path, never by its last name.
+//! A source is parsed completely (`page.rs`), whoever wrote it: a line outside the grammar of stages is a fault. Python
+//! has several notations for one operator (`x[:, 2:5]` is a slice, `a + b` an addition): those of the source and of the
+//! model are first normalised. Called functions are compared by their whole path, never by its last name.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ use crate::{
 /// A line that runs an operator.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Line {
-    /// The module, as the comment says it.
+    /// The module, by the line's comment.
     place: String,
     /// The operator.
     word: String,
@@ -33,12 +33,12 @@ struct Line {
 /// The operators of a model, for all its sources.
 pub(super) struct Sources {
     model: Vec<Line>,
-    /// How often each must run, and how often it was seen.
+    /// How often each must run, and how often it was found.
     counts: BTreeMap<Line, (usize, usize)>,
 }
 
 impl Sources {
-    /// Lists what must run.
+    /// Lists the operators that must run.
     pub fn new(program: &Program) -> Self {
         let nodes = program.nodes.iter().enumerate().filter(|(_, node)| !is_detour(&node.operator));
         let lines = nodes.map(|(index, node)| Line {
@@ -53,7 +53,7 @@ impl Sources {
         Self { model, counts }
     }
 
-    /// Reads a stage: its operators are the model's, in the model's order, and no more than `repeated` run again.
+    /// Parses a stage: its operators are the model's, in the model's order, and at most `repeated` run again.
     pub fn read(&mut self, source: &str, repeated: usize) -> Result<(), Fault> {
         let mut again = 0;
         let mut at = 0;
@@ -77,7 +77,7 @@ impl Sources {
         }
         if again > repeated {
             Err(Fault::Operators {
-                operator: "what is computed again".into(),
+                operator: "recomputed operators".into(),
                 expected: repeated,
                 found: again,
             })
@@ -86,7 +86,7 @@ impl Sources {
         }
     }
 
-    /// Every operator runs as one stage's own, once.
+    /// Every operator is owned by one stage, once.
     pub fn finish(&self) -> Result<(), Fault> {
         let wrong = self.counts.iter().find(|(_, (expected, found))| expected != found);
         wrong.map_or(Ok(()), |(line, &(expected, found))| {
@@ -95,13 +95,13 @@ impl Sources {
     }
 }
 
-/// Ends the comment of a line that another stage runs, too.
+/// Marks the comment of a line that another stage owns.
 const AGAIN: &str = " (again)";
 
-/// The word for convolutions of each form.
+/// The common name of convolutions of any form.
 const CONVOLUTION: &str = "conv";
 
-/// Tells whether a word stands for a step that comes and goes with a cut.
+/// Tells whether an operator is a step that a cut may add or remove.
 fn passes(word: &str) -> bool {
     is_detour(&format!("aten::{word}"))
         || is_detour(&format!("prim::{word}"))
@@ -109,13 +109,13 @@ fn passes(word: &str) -> bool {
         || matches!(rule_of(word), ShapeRule::List | ShapeRule::Dictionary)
 }
 
-/// Returns the word for an operator by its qualified name. Only torch's own have several spellings.
+/// Returns the normalised name of an operator by its qualified name. Only torch's own have several notations.
 fn word(operator: &str) -> String {
     let (space, name) = split(operator);
     if !matches!(space, "aten" | "prim") {
         return operator.to_string();
     }
-    // What is written in place in the model may be plain in a stage.
+    // In-place operators of the model may be out-of-place in a stage.
     let plain = if name.ends_with("__") { name } else { name.strip_suffix('_').unwrap_or(name) };
     let has_function = || operators::find(plain).is_some_and(|row| row.python == Python::Torch);
     let numbers = Arithmetic::of(plain);
@@ -130,10 +130,10 @@ fn word(operator: &str) -> String {
     named.unwrap_or(plain).to_string()
 }
 
-/// The most lines of code for an operator of the model: an honest source has calls of blocks and what they return besides.
+/// The most lines of code for an operator of the model: an unchanged source has calls and return statements of blocks in addition.
 const MOST_AN_OPERATOR: usize = 10;
 
-/// Lists the lines of `forward` that run an operator, in order; methods and blocks that it calls stand where they are called.
+/// Lists the lines of `forward` that run an operator, in order; methods and blocks that it calls are inlined.
 fn lines(source: &str, most: usize) -> Result<Vec<Line>, Fault> {
     let page = Page::read(source)?;
     let mut walk = Walk { page: &page, found: Vec::new(), left: most };
@@ -144,16 +144,16 @@ fn lines(source: &str, most: usize) -> Result<Vec<Line>, Fault> {
 /// A call of a block: its path, and the number of its call.
 type Called = (String, u32);
 
-/// Goes through a source as Python does.
+/// Walks a source in the order of execution.
 struct Walk<'p, 't> {
     page: &'p Page<'t>,
     found: Vec<Line>,
-    /// How many lines may follow: a changed source could call blocks that call blocks.
+    /// Number of lines left: in a changed source, blocks could call each other.
     left: usize,
 }
 
 impl<'p, 't> Walk<'p, 't> {
-    /// Goes through the lines of the stage, or of a block.
+    /// Walks the lines of the stage, or of a block.
     fn lines(&mut self, lines: &'p [Statement<'t>], within: Option<&Called>) -> Result<(), Fault> {
         for line in lines {
             let Some(left) = self.left.checked_sub(1) else {
@@ -174,7 +174,7 @@ impl<'p, 't> Walk<'p, 't> {
                 }
                 let runs = line.value.as_ref().and_then(operator);
                 if runs.is_none_or(|runs| runs == "prim::Opaque") {
-                    return Err(Fault::Unreadable(format!("it calls `self.{own}`, which is no block")));
+                    return Err(Fault::Unreadable(format!("it calls `self.{own}`, which is not a block")));
                 }
             }
             self.found.extend(read(line).map(|line| Line { place: absolute(&line.place, within), ..line }));
@@ -183,13 +183,13 @@ impl<'p, 't> Walk<'p, 't> {
     }
 }
 
-/// Returns a place that a comment counts from its block on, without the number of its call, and that number.
+/// Returns the place in a comment, relative to its block, without the number of its call, and that number.
 fn call_of<'c>(comment: &'c str, within: Option<&Called>) -> (&'c str, u32) {
     let place = comment.split(": ").next().unwrap_or(comment);
     let numbered = place.strip_suffix(')').and_then(|text| text.rsplit_once(" (call "));
     match numbered.and_then(|(place, number)| Some((place, number.parse().ok()?))) {
         Some(found) => found,
-        // In a block it is the block's.
+        // In a block the number is that of the block.
         None => (place, within.filter(|_| place.starts_with('.')).map_or(1, |(_, number)| *number)),
     }
 }
@@ -202,7 +202,7 @@ fn absolute(comment: &str, within: Option<&Called>) -> String {
     if number > 1 { format!("{block}{rest} (call {number})") } else { format!("{block}{rest}") }
 }
 
-/// Returns what a line hands to the helpers that keep no activations.
+/// Returns the arguments of a line that calls the helpers for blocks that save no activations.
 fn handed<'l, 't>(statement: &'l Statement<'t>) -> &'l [Expr<'t>] {
     match &statement.value {
         Some(Expr::Call(callee, arguments)) if matches!(**callee, Expr::Name("again" | "on_host")) => {
@@ -212,7 +212,7 @@ fn handed<'l, 't>(statement: &'l Statement<'t>) -> &'l [Expr<'t>] {
     }
 }
 
-/// Returns the method that a line hands to these helpers.
+/// Returns the method that a line passes to these helpers.
 fn method<'t>(statement: &Statement<'t>) -> Option<&'t str> {
     handed(statement).iter().find_map(|argument| match argument.path()?[..] {
         ["self", name] if name.starts_with("block_") => Some(name),
@@ -220,17 +220,17 @@ fn method<'t>(statement: &Statement<'t>) -> Option<&'t str> {
     })
 }
 
-/// Returns the path of the module that a line hands to these helpers: what follows them, and the stage.
+/// Returns the path of the module that a line passes to these helpers, after them and the stage.
 fn wrapped<'t>(statement: &Statement<'t>) -> Option<Vec<&'t str>> {
     let is_helper = |expr: &&Expr<'_>| matches!(expr, Expr::Name("self" | "again"));
     handed(statement).iter().find(|expr| !is_helper(expr)).and_then(path_of).filter(|path| !path.is_empty())
 }
 
-/// Returns what a statement runs.
+/// Returns the operator of a statement.
 fn read(statement: &Statement<'_>) -> Option<Line> {
     let place = statement.comment?;
     let value = statement.value.as_ref()?;
-    // What another stage sent in a tensor, and is a number.
+    // A number that another stage sent as a tensor.
     let is_boxed = |expr: &Expr<'_>| matches!(expr, Expr::Name(name) if name.ends_with("__boxed"));
     let is_unboxed = match value {
         Expr::Call(callee, arguments) => match &**callee {
@@ -243,7 +243,7 @@ fn read(statement: &Statement<'_>) -> Option<Line> {
     (!is_unboxed && !passes(&word)).then(|| Line { place: place.to_string(), word })
 }
 
-/// Returns the operator that an expression runs; `None` where it does what no stage does.
+/// Returns the operator of an expression; `None` for expressions that no stage contains.
 ///
 /// A call of `torch` or of a name space is an operator by its whole path, and nothing is reached through another call.
 pub(super) fn operator(expr: &Expr<'_>) -> Option<String> {
@@ -270,12 +270,12 @@ pub(super) fn operator(expr: &Expr<'_>) -> Option<String> {
         {
             Some(operator.into())
         }
-        // An operand by itself is taken apart.
+        // An operand by itself is unpacked.
         other => is_value(other).then(|| "prim::ListUnpack".into()),
     }
 }
 
-/// Returns the operator behind a callee.
+/// Returns the operator of a callee.
 fn called(callee: &Expr<'_>) -> Option<String> {
     let listed = |name: String| is_listed(&name).then_some(name);
     if let Some(path) = callee.path() {
@@ -285,7 +285,7 @@ fn called(callee: &Expr<'_>) -> Option<String> {
                 return listed(format!("{space}::{name}"));
             }
             ["torch" | "F", ..] => return None,
-            // What devices that share a layer do.
+            // Operators on shared layers.
             ["self", "shard", name] => {
                 let name = format!("shard_{name}");
                 return operators::find(&name).map(|_| format!("shard::{name}"));
@@ -316,7 +316,7 @@ fn called(callee: &Expr<'_>) -> Option<String> {
     }
 }
 
-/// Tells whether an expression is a tensor's name, or a place in the module.
+/// Tells whether an expression is a tensor's name, or a path in the module.
 fn is_tensor(expr: &Expr<'_>) -> bool {
     match expr {
         Expr::Name(name) => !matches!(*name, "torch" | "F" | "nn"),
@@ -335,7 +335,7 @@ fn is_of_module(expr: &Expr<'_>) -> bool {
     }
 }
 
-/// Tells whether an expression is an operand: it runs nothing but what makes a constant.
+/// Tells whether an expression is an operand: it runs nothing except constructors of constants.
 pub(super) fn is_value(expr: &Expr<'_>) -> bool {
     match expr {
         Expr::Number(_) | Expr::Text(_) => true,

@@ -1,8 +1,8 @@
-//! Reads weights back: each lies where its file says, and is the model's.
+//! Reads weights back: each is where its file declares it, and is the model's.
 //!
-//! What was copied left checksums of its first, its last and every sixteenth 64 KiB as they went by: those are read again from the file, but not
-//! from the source. That the pieces are the right ones is seen from a few elements of each tensor, found on both sides by sizes
-//! and strides alone.
+//! While weights were copied, checksums were taken of the first, the last and every sixteenth 64 KiB: these windows are
+//! read again from the file, but not from the source. A few elements of each tensor, located on both sides only by
+//! sizes and strides, show that the pieces are the right ones.
 
 use std::{collections::BTreeMap, io};
 
@@ -13,18 +13,18 @@ use tracer::{Program, Role, Tensor};
 use super::{Fault, in_tree};
 use crate::content::{Copied, Piece, ReadAt, windows};
 
-/// Elements of a tensor that are compared with the source.
+/// Elements per tensor that are compared with the source.
 const SAMPLE: u64 = 16;
 
 /// Reads a written file at a position.
 pub(super) type Read<'r> = dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'r;
 
-/// A tensor of the model and where a file holds it.
+/// A tensor of the model and its position in a file.
 struct HeldTensor<'p> {
     tensor: &'p Tensor,
     /// First byte in the file.
     at: u64,
-    /// Elements from one to the next, by dimension.
+    /// Strides in elements, by dimension.
     strides: Vec<u64>,
 }
 
@@ -104,7 +104,7 @@ fn check(
             is_right &= crc32fast::hash(&buffer) == *checksum;
         }
         if !is_right {
-            return Err(Fault::Bytes(format!("what begins at byte {}", piece.at)));
+            return Err(Fault::Bytes(format!("the range at byte {}", piece.at)));
         }
     }
     Ok(())
@@ -114,7 +114,7 @@ fn unreadable(error: &io::Error) -> Fault {
     Fault::Unreadable(error.to_string())
 }
 
-/// Compares some elements, the first and the last among them.
+/// Compares some elements, including the first and the last.
 fn is_same(
     place: &HeldTensor<'_>,
     first: u64,

@@ -1,7 +1,7 @@
-//! The code of a stage's archive, in the dialect that `torch.jit.save` writes.
+//! The code of a stage's archive, in the dialect of `torch.jit.save`.
 //!
-//! Operators are called as the trace calls them, so that the reader resolves the same overloads. What the dialect cannot
-//! say by itself is annotated: the types of empty lists, and of lists with holes.
+//! Operators are called as the trace calls them, so that the reader resolves the same overloads. Types that the dialect
+//! cannot infer are annotated: those of empty lists, and of lists with optional items.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -139,7 +139,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Returns something on the stage's device, when an operator asks where it is.
+    /// Returns a value on the stage's device, for operators that need the device.
     fn device(&self, stage: &Stage) -> Option<String> {
         let asks = stage.steps.iter().any(|step| {
             let Step::Run { node, .. } = step else { return false };
@@ -264,7 +264,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes an argument, with its type where the dialect needs to be told.
+    /// Writes an argument, with its type if the dialect needs it.
     fn argument(&self, space: &str, name: &str, index: usize, operand: &Operand) -> String {
         let Operand::List(items) = operand else { return self.operand(operand) };
         let text = self.operand(operand);
@@ -317,7 +317,7 @@ impl Operands for Writer<'_> {
         quoted(text)
     }
 
-    /// As torch writes them; infinities and NaN have no literal.
+    /// In torch's notation; infinities and NaN have no literal.
     fn complex(real: f64, imaginary: f64) -> String {
         if real.is_finite() && imaginary.is_finite() {
             format!("({real:?}{imaginary:+?}j)")
@@ -327,10 +327,11 @@ impl Operands for Writer<'_> {
     }
 }
 
-/// Finds operators that draw random numbers for nothing.
+/// Finds operators that draw unused random numbers.
 ///
-/// A trace has them where a module returns an unused value. The model draws the numbers all the same; in the one `forward` of a stage
-/// torch's dead-code elimination would remove the operator, and all later random numbers would differ. A call of a function is kept.
+/// A trace has them if a module returns an unused value. The model still draws the numbers; in the single `forward` of
+/// a stage torch's dead-code elimination would remove the operator, and all later random numbers would differ. A call
+/// of a function is kept.
 fn unread_random(program: &Program, stage: &Stage) -> BTreeSet<NodeId> {
     let mut is_read = HashSet::new();
     for port in &stage.outputs {
@@ -356,7 +357,7 @@ fn unread_random(program: &Program, stage: &Stage) -> BTreeSet<NodeId> {
     unread
 }
 
-/// Tells whether an operator of tensors and constants gives one tensor.
+/// Tells whether an operator takes only tensors and constants and returns one tensor.
 fn can_be_function(program: &Program, node: &Node) -> bool {
     let is_tensor = |value: &ValueId| matches!(program.values[value.index()].type_, Type::Tensor(_));
     let mut can = node.outputs.len() == 1 && node.outputs.iter().all(is_tensor);

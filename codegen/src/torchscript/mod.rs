@@ -1,7 +1,7 @@
-//! A stage as a TorchScript archive, written byte for byte: `torch.jit.load`, libtorch and tch read it.
+//! A stage as a TorchScript archive, written byte by byte: `torch.jit.load`, libtorch and tch read it.
 //!
 //! Each holder of tensors is a module class of its own shape, so that parameters keep their paths; the stage's whole
-//! `forward` stands in the root class. Weights are ranges of the source archive, copied as they are.
+//! `forward` is in the root class. Weights are ranges of the source archive, copied unchanged.
 
 mod code;
 mod pickle;
@@ -23,7 +23,7 @@ use tree::Tree;
 /// Returns a stage's archive.
 ///
 /// # Errors
-/// When a tensor has no data, or lies in bytes of another order.
+/// If a tensor has no data, or was stored in another byte order.
 pub(crate) fn stage(
     program: &Program,
     names: &Names,
@@ -78,7 +78,7 @@ pub(crate) fn stage(
     Ok(Content::Zip(records))
 }
 
-/// The pieces of memory that a stage's tensors lie in.
+/// The storages of a stage's tensors.
 pub(crate) struct Storages {
     list: Vec<Stored>,
     by_record: BTreeMap<(String, u64), usize>,
@@ -86,7 +86,7 @@ pub(crate) struct Storages {
 
 struct Stored {
     position: u64,
-    /// First element that is kept.
+    /// The first kept element.
     first: u64,
     elements: u64,
     item: u64,
@@ -94,7 +94,7 @@ struct Stored {
 }
 
 impl Storages {
-    /// Tensors that share memory go on sharing it; of a large record only the part that the stage uses is taken.
+    /// Tensors that share memory still share it; of a large record only the used part is copied.
     fn new(program: &Program, tensors: &[TensorId]) -> Result<Self, CutError> {
         let mut ranges: BTreeMap<(String, u64), (u64, u64, u64)> = BTreeMap::new();
         let mut order = Vec::new();
@@ -132,7 +132,7 @@ impl Storages {
         Ok(Self { list, by_record })
     }
 
-    /// Returns where a tensor lies.
+    /// Returns the position of a tensor.
     fn place(&self, program: &Program, id: TensorId) -> pickle::RecordSlice {
         let tensor = &program.tensors[id.index()];
         let storage = tensor.storage.as_ref().expect("checked when the list was made");

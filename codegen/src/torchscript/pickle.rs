@@ -1,7 +1,7 @@
-//! Pickles as torch's reader takes them: protocol 2, a memo for tensors with several names alone.
+//! Pickles for torch's reader: protocol 2, with a memo only for tensors with several names.
 //!
-//! torch reads the memory of each tensor anew, also where two lie in one record. Only a tensor that is taken from the memo is
-//! the same parameter under both names, and trains as one.
+//! torch allocates memory for each tensor, even if two are in one record. Only a tensor taken from the memo is the same
+//! parameter under both names, and is trained as one.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use tracer::DType;
 /// A pickle under construction.
 pub(crate) struct Pickle {
     out: Vec<u8>,
-    /// Tensors that are named again later on, or were, with their numbers in the memo.
+    /// Tensors that are named several times, with their numbers in the memo.
     memo: HashMap<Vec<u8>, u32>,
 }
 
@@ -65,14 +65,14 @@ impl Pickle {
                 self.out.extend_from_slice(&small.to_le_bytes());
             }
             Err(_) => {
-                // torch's reader takes eight bytes and no other number of them. Sizes stay below 2⁶³.
+                // torch's reader only accepts eight bytes. Sizes stay below 2⁶³.
                 self.out.extend_from_slice(&[0x8a, 8]);
                 self.out.extend_from_slice(&value.to_le_bytes());
             }
         }
     }
 
-    /// Opens an object; its attributes follow as key and value.
+    /// Opens an object; its attributes follow as keys and values.
     pub fn open_object(&mut self, class: &str) {
         let (module, name) = class.rsplit_once('.').expect("classes are qualified");
         self.global(module, name);
@@ -84,7 +84,7 @@ impl Pickle {
         self.out.extend_from_slice(b"ub");
     }
 
-    /// Writes a tensor that has several names: the first time whole, then as the same tensor.
+    /// Writes a tensor with several names: the first time in full, then as the same tensor.
     pub fn shared_tensor(
         &mut self,
         dtype: DType,

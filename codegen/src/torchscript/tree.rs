@@ -1,4 +1,4 @@
-//! Holders of a stage's tensors as classes: holders of the same shape share one.
+//! Holders of a stage's tensors as classes: holders of the same shape share a class.
 
 use std::{collections::HashMap, hash::Hash};
 
@@ -12,13 +12,13 @@ use crate::{
     pipeline::Stage,
 };
 
-/// Modules inside one another.
+/// The deepest nesting of modules.
 const MAX_DEPTH: usize = 200;
 
 /// The holders of one stage.
 pub(crate) struct Tree {
     nodes: Vec<Holder>,
-    /// Class definitions without methods, the root's excepted.
+    /// Class definitions without methods, except the root's.
     classes: Vec<String>,
     class_of: Vec<String>,
 }
@@ -39,7 +39,7 @@ impl Tree {
             let parts: Vec<&str> = path.split('.').collect();
             let (last, holders) = parts.split_last().expect("splitting gives one part at least");
             if holders.len() > MAX_DEPTH {
-                return Err(fault("it lies too deep"));
+                return Err(fault("it is nested too deeply"));
             }
             let mut at = 0;
             for part in holders {
@@ -72,7 +72,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Children stand behind their parents in the list: backwards, each child is named before its parent.
+    /// Children follow their parents in the list: in reverse order, each child is named before its parent.
     fn name_classes(&mut self, program: &Program, space: &str) {
         let originals: HashMap<&str, &str> =
             program.modules.iter().map(|module| (module.path.as_str(), module.class.as_str())).collect();
@@ -123,7 +123,7 @@ impl Tree {
         out
     }
 
-    /// Returns all classes but the root's.
+    /// Returns all classes except the root's.
     pub fn holders(&self) -> &[String] {
         &self.classes
     }
@@ -148,7 +148,7 @@ impl Tree {
         self.pickle_node(0, out, program, storages, training, &is_shared);
     }
 
-    // Depth is bounded when the tree is made.
+    // The depth was bounded when the tree was made.
     fn pickle_node(
         &self,
         index: usize,
@@ -180,7 +180,7 @@ impl Tree {
     }
 }
 
-/// Returns what two names of one tensor have in common.
+/// Returns the properties that two names of one tensor share.
 fn identity(program: &Program, id: TensorId) -> impl Eq + Hash {
     let tensor = &program.tensors[id.index()];
     (tensor.place(), tensor.dtype, tensor.requires_grad)

@@ -1,51 +1,51 @@
 """Trains the stages of this folder with torch.distributed.pipelining. Written by model-analyze; needs torch 2.11.
 
-    python train.py                                       one rank a stage, 1F1B, synthetic data; starts its own processes
+    python train.py                                       one rank per stage, 1F1B, synthetic data; starts its own processes
     python train.py --replicas 2                          each stage on 2 ranks
     python train.py --replicas 2,1                        stage 0 on 2 ranks, stage 1 on one
-    python train.py --replicas 2 --sharding zero1         which share out the optimizer's state
+    python train.py --replicas 2 --sharding zero1         which shard the optimizer's state
     python train.py --replicas 16 --sharding zero3 --sharding-group 8    in two groups of 8, each of which has all
-    python train.py --shards 1                            whole stages, where they were cut inside their operators
-    python train.py --replicas 2 --sync p3                gradients in slices, those first that the next forward pass asks for first
+    python train.py --shards 1                            whole stages, if they were cut inside their operators
+    python train.py --replicas 2 --sync p3                gradients in slices, in the order of the next forward pass
     python train.py --schedule schedule.csv
     python train.py --schedule PipeDream                  updates after each micro-batch, weights stashed, no flush
     python train.py --schedule chimera.csv                a table of two copies of the stages, in opposite directions
-    python train.py --offload both                        activations wait in host memory for the backward pass
-    python train.py --offload-optimizer                   the optimizer's state stays in host memory, where parameters are stepped
+    python train.py --offload both                        activations in host memory until the backward pass
+    python train.py --offload-optimizer                   the optimizer's state and update in host memory
     python train.py --task task.py --save checkpoints --save-every 100
     python train.py --task task.py --save checkpoints --resume
-    python train.py --task task.py --from model.safetensors         begins with these weights
+    python train.py --task task.py --from model.safetensors         starts with these weights
     python train.py --merge model.safetensors --save checkpoints    the stages' weights as one state dict
-    python train.py --merge folder --like llama/ --save checkpoints the same as a folder of transformers
+    python train.py --merge folder --like llama/ --save checkpoints the same, as a folder of transformers
     python train.py --single --steps 10                   the same steps in one process, to compare
-    python train.py --task task.py --profile profile      a step's passes for `report --measured`, and torch's traces for Perfetto
-    python train.py --check                               two steps: losses and all gradients beside one process
+    python train.py --task task.py --profile profile      the passes of a step for `report --measured`, and torch's traces for Perfetto
+    python train.py --check                               compares two steps with one process: losses and all gradients
     torchrun --nproc-per-node RANKS train.py              the same, started by torchrun
 
-A task is a Python file with any of these:
+A task is a Python file with any of these definitions:
 
     def inputs(step, samples): ...     a tuple of the model's inputs, `samples` in the first dimension
     def target(step, samples): ...     tensors with `samples` in the first dimension, in any nesting of dict, list, tuple
         (with two more arguments, replica and replicas, they make the samples of one replica only)
-    def loader(replica, replicas, samples): ...    instead of both: a DataLoader, or anything that gives pairs of inputs and
-                                       targets with `samples` each, again in each epoch; only ranks that need data make one
-    def loss(outputs, target): ...     the mean loss of a micro-batch; `outputs` is what the model returns, flat
-    groups = [{"match": "*.bias|*norm*", "weight_decay": 0.0}, {"match": "*"}]    by names in the model; the first that fits
+    def loader(replica, replicas, samples): ...    instead of both: a DataLoader, or any iterable of pairs of inputs and
+                                       targets with `samples` each, restarted every epoch; only ranks that need data make one
+    def loss(outputs, target): ...     the mean loss of a micro-batch; `outputs` is the flat list of the model's outputs
+    groups = [{"match": "*.bias|*norm*", "weight_decay": 0.0}, {"match": "*"}]    by names in the model; the first match counts
     def optimizer(parameters): ...     gets parameters, or the groups
     def lr(step): ...                  the learning rate, times a group's `lr_scale`; or: def scheduler(optimizer): ...
-    large_batch = {"base": 0.1, "reference": 256, "warm_up": 500}    or the rule of large batches
-    clip = 1.0                         the largest norm that all gradients may have together
-    def validation(replica, replicas, samples): ...    a loader, gone through after every --validate-every steps in eval mode
-    def validate(outputs, target): ... a dict of means of a micro-batch, beside its loss
+    large_batch = {"base": 0.1, "reference": 256, "warm_up": 500}    or the rule for large batches
+    clip = 1.0                         the largest total norm of all gradients
+    def validation(replica, replicas, samples): ...    a loader, evaluated every --validate-every steps in eval mode
+    def validate(outputs, target): ... a dict of means of a micro-batch, in addition to its loss
     def log(step, values): ...
-    whole = ["name"]                   inputs that each micro-batch takes all of, where that is not seen from the trace
+    whole = ["name"]                   inputs that every micro-batch takes whole, if the trace does not show it
 
-Ranks are laid out replica by replica, unless a plan has stages on other machines so: of two pipelines of three ranks, the first
-has ranks 0, 1, 2. Where
-stages have unequal replicas, the ranks of stage 0 come first, then those of stage 1; micro-batches are dealt to the
-replicas of each stage in turn, and the replicas work side by side. Shards of a stage are neighbours, and count as one there.
-Of two copies in opposite directions (GEMS, Chimera, DualPipe), stage s of the second is on the rank of stage p - 1 - s of the
-first; each takes half of the micro-batches, and for a task and for batch norms each counts as a replica.
+Ranks are numbered replica by replica, unless a plan places stages on other machines: of two pipelines of three ranks,
+the first has ranks 0, 1, 2. If stages have unequal replicas, the ranks of stage 0 come first, then those of stage 1;
+micro-batches are dealt to the replicas of each stage in turn, and the replicas run in parallel. Shards of a stage are
+neighbours, and count as one in this numbering. Of two copies in opposite directions (GEMS, Chimera, DualPipe), stage s
+of the second is on the rank of stage p - 1 - s of the first; each takes half of the micro-batches, and for a task and
+for batch norms each counts as a replica.
 """
 
 import faulthandler
@@ -96,21 +96,21 @@ except ModuleNotFoundError as error:
         raise
     sys.exit(f"{HERE / 'train_parts'} is missing, or a file of it: emit the stages again")
 
-# Of the plan, where there was one.
+# Set from the plan, if there was one.
 DEFAULTS = {}
 
 
 def train(arguments, manifest):
-    """Runs one rank; what goes wrong ends it with a line, or with a report for whoever started the ranks."""
+    """Runs one rank; a failure ends it with a message, or with a report for the launcher."""
     rank = int(os.environ["RANK"])
-    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)  # prints whole schedules
+    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)  # it prints whole schedules
     is_launched = REPORTS in os.environ
 
     def ended(number, frame):
-        print(f"rank {rank}: stopped, because another rank failed; {go_on(arguments)}\n", end="", file=sys.stderr, flush=True)  # in one piece: others write too
+        print(f"rank {rank}: stopped, because another rank failed; {go_on(arguments)}\n", end="", file=sys.stderr, flush=True)  # one write: other ranks write too
         os._exit(143)
 
-    # A handler waits until a collective gives way to Python; our own launcher needs no word.
+    # A handler would wait until a collective returns to Python; this script's own launcher needs no message.
     signal.signal(signal.SIGTERM, signal.SIG_DFL if is_launched else ended)
     if arguments.device == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -121,8 +121,8 @@ def train(arguments, manifest):
     try:
         is_gpu = "cuda" in arguments.device
         if not is_gpu:
-            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")  # with gloo the flight recorder is off
-        here = {"device_id": torch.device(arguments.device)} if is_gpu else {}  # or NCCL guesses it by the rank
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")  # the flight recorder is off with gloo
+        here = {"device_id": torch.device(arguments.device)} if is_gpu else {}  # otherwise NCCL guesses it from the rank
         dist.init_process_group("nccl" if is_gpu else "gloo", timeout=timedelta(seconds=arguments.timeout), **here)
         arguments.watch = watch = Watch(rank, dist.get_world_size(), arguments.timeout, DOING)
         run = Run(arguments, manifest)
@@ -152,13 +152,13 @@ def steps(run, arguments):
     leader = run.leader
     if run.start >= arguments.steps:
         if run.rank == leader:
-            print(f"nothing to do: the checkpoint is from after step {run.start}, --steps is {arguments.steps}", file=sys.stderr)
+            print(f"nothing to do: the checkpoint is of step {run.start}, --steps is {arguments.steps}", file=sys.stderr)
         return
     planned = DEFAULTS.get("planned")
     if planned and run.rank == leader:
         print(
-            f"note: the plan is for {planned}, which keeps several versions of the weights and never drains; "
-            f"this script runs {Path(arguments.schedule).name} and drains after each step: gradients are exact, times are not those of the plan",
+            f"note: the plan is for {planned}, which keeps several weight versions and has no flush; "
+            f"this script runs {Path(arguments.schedule).name} with a flush after each step: gradients are exact, times differ from the plan's",
             file=sys.stderr,
             flush=True,
         )
@@ -181,7 +181,7 @@ def steps(run, arguments):
             dist.all_reduce(total, group=run.groups[tuple(run.reporters)])
             loss = float(total)
         if progress:
-            if peak and run.operations:  # there and back: thrice the forward pass
+            if peak and run.operations:  # both passes: three times the forward pass
                 progress.share = 3 * run.operations * arguments.micro_batches * run.layout.pipelines / peak
             progress.tell(step + 1, {"loss": loss} | known)
         if arguments.crash and (run.rank, step + 1) == arguments.crash:
@@ -222,7 +222,7 @@ def steps(run, arguments):
         versions = run.executor.told()
     if run.without_flush:
         versions = run.without_flush.told()
-        if run.offload.mode != "none":  # of all steps: no moment between two of them is one of all ranks
+        if run.offload.mode != "none":  # over all steps: ranks are never between the same two steps
             last["offload"], count = run.offloaded(), arguments.steps - run.start
     host, stragglers = about_host(run) if arguments.host_trace else None, found_slow(run, slow)
     profiled = PROFILE.write(run.manifest["model"]["name"], run.rank == leader) if arguments.profile else None
@@ -231,7 +231,7 @@ def steps(run, arguments):
     if progress:
         done = arguments.steps - run.start
         if stragglers:
-            print(f"{about_slow(stragglers)}, in all steps", file=sys.stderr, flush=True)
+            print(f"{about_slow(stragglers)}, over all steps", file=sys.stderr, flush=True)
         if host:
             progress.write({"step": arguments.steps, "host": host[1]})
             print(host[0], file=sys.stderr, flush=True)
@@ -248,7 +248,8 @@ def steps(run, arguments):
 
 
 def stops(run, arguments):
-    """Yields first and last step of what runs without a stop: one step, or without a flush those up to a checkpoint or validation."""
+    """Yields the first and last step of uninterrupted runs: one step, or without a flush those up to a checkpoint or
+    validation."""
     first = run.start
     while first < arguments.steps:
         step = first
@@ -280,8 +281,8 @@ class Run(Groups, Saved):
         self.task = Task(manifest, arguments)
         place, self.replica, self.shard = self.layout.place(self.rank)
         last = len(manifest["stages"]) - 1
-        self.reporters = self.layout.ranks_of_stage(last, self.shard)  # know the loss, together
-        self.leader = self.layout.ranks_of_stage(last, 0)[0]  # tells it
+        self.reporters = self.layout.ranks_of_stage(last, self.shard)  # together they know the loss
+        self.leader = self.layout.ranks_of_stage(last, 0)[0]  # reports it
         self.make_groups()
         self.shard_group = self.groups.get(tuple(self.layout.shard_ranks(self.rank)))
         self.offload = Offload(arguments.offload, self.device, arguments.offload_floor)
@@ -291,7 +292,7 @@ class Run(Groups, Saved):
         for held in self.layout.stages_of[place]:
             about = manifest["stages"][held % self.layout.count]
             waits = splits_backward(arguments)
-            # What is shared out need not fit whole.
+            # A sharded model need not fit whole.
             shares = arguments.sharding == "zero3" and len(self.layout.sharers(place, self.shard)[0]) > 1
             where = "cpu" if shares else arguments.device
             module = load_stage(about, arguments.form, where, waits, self.shard_group, self.offload)
@@ -315,7 +316,7 @@ class Run(Groups, Saved):
             wrapped.sharing = self.sync
         self.sends_slices = isinstance(self.sync, Sliced)
         self.update = Update(self.task, self.modules, self.sync, (self.replica, self.shard), (world, self.rank), self.cuts, is_scaled(arguments), self.device if arguments.offload_optimizer else None)
-        # Only ranks at a model's inputs and at its end need data: those of their own pipelines.
+        # Only ranks at a model's inputs and outputs need data: those of their own pipelines.
         self.wants = any(wrapped.late for wrapped in self.stages.values()), any(wrapped.is_last for wrapped in self.stages.values())
         self.batches = {}
         for pipeline in self.pipelines if any(self.wants) else ():
@@ -323,16 +324,16 @@ class Run(Groups, Saved):
             self.batches[pipeline.number] = made
         self.validation = Validation(self) if hasattr(self.task.file, "validation") else None
         if self.validation and any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values()):
-            sys.exit("archives cannot leave training mode: validate with --form python")
+            sys.exit("archives cannot leave training mode: use --form python for validation")
         if arguments.updates:
             self.without_flush = WithoutFlush(self)
         if arguments.sync != "buckets":
-            self.epoch_steps = agreed_length(self, self.batches.values(), f"--sync {arguments.sync} needs: --sync buckets")
-        self.start, self.operations = 0, None  # of a micro-batch's forward pass, once known to who has the last stage
+            self.epoch_steps = agreed_length(self, self.batches.values(), f"--sync {arguments.sync} needs: use --sync buckets")
+        self.start, self.operations = 0, None  # operations of a micro-batch's forward pass, once known on the ranks of the last stage
         self.checkpoints = Checkpoints(arguments.save, arguments.keep, arguments.timeout) if arguments.save else None
 
     def peak(self):
-        """Returns the operations a second that all ranks come to at most, where this is what the plan is for."""
+        """Returns the peak operations per second of all ranks, if the plan is for these devices."""
         predicted = DEFAULTS.get("prediction")
         is_here = predicted and self.layout.shards == 1 and is_on(predicted, self.arguments.device)
         return peak_of(predicted, self.layout.world, self.arguments.dtype, self.modules.values()) if is_here else None
@@ -345,16 +346,16 @@ class Run(Groups, Saved):
         return tuple(micro_batch[name] for name in names)
 
     def scaled_loss(self, outputs, target, count=None):
-        """Returns a micro-batch's part of the mean over `count` of them: of all pipelines in a step, where nothing is said."""
+        """Returns a micro-batch's part of the mean over `count` of them: by default over all pipelines of a step."""
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         DOING["pass"] = f"the loss after {DOING['pass']}"
         with self.arguments.trace.timed("stages"), autocast(self.arguments):
             loss = self.task.loss(outputs, target) / (count or self.arguments.micro_batches * self.layout.pipelines)
-        PROFILE.extend()  # the last stage's pass ends with it
+        PROFILE.extend()  # it is part of the last stage's pass
         return self.update.scale.up(loss)
 
     def step(self, step):
-        """Trains a step; returns the loss where this rank knows it, and what the ranks know of it together."""
+        """Trains a step; returns the loss if this rank knows it, and the statistics of all ranks."""
         if self.sends_slices:
             return self.sliced_step(step)
         loss = self.gradients(step)
@@ -362,7 +363,7 @@ class Run(Groups, Saved):
         loaders = [batches.loader for batches in self.batches.values() if batches.loader]
         with PROFILE.span("optimizer"):
             known, ended = self.update.apply(step, loss, any(loader.has_ended for loader in loaders), self.device)
-        if ended:  # all begin the next epoch together
+        if ended:  # all start the next epoch together
             for loader in loaders:
                 loader.begin(loader.epoch + 1)
         if self.offload.mode != "none":
@@ -370,7 +371,7 @@ class Run(Groups, Saved):
         return loss, known
 
     def sliced_step(self, step):
-        """Trains a step whose slices are stepped by themselves; of all ranks nobody knows anything at one moment."""
+        """Trains a step whose slices are updated one by one; there are no statistics of all ranks at one time."""
         update = self.update
         for group in update.optimizer.param_groups if self.task.lr and update.optimizer else []:
             group["lr"] = self.task.lr(step) * group.get("lr_scale", 1.0)
@@ -387,7 +388,7 @@ class Run(Groups, Saved):
         return loss, known | {"memory": memory_of(self.device)}
 
     def average_norms(self):
-        """Gives the batch norms of replicas and copies the mean of their statistics, where that is asked for."""
+        """Averages the statistics of batch norms over replicas and copies, if requested."""
         layout = self.layout
         for stage in sorted({held % layout.count for held in self.modules} if self.arguments.batch_norm == "average" else ()):
             copies = [module for held, module in self.modules.items() if held % layout.count == stage]
@@ -395,20 +396,20 @@ class Run(Groups, Saved):
             average(copies, group, layout.replicas[layout.place(self.rank)[0]] * layout.copies)
 
     def drain(self):
-        """Waits until all parameters are of one moment."""
+        """Waits until all parameters have the same number of updates."""
         if self.sends_slices:
             self.sync.drain()
 
     def offloaded(self):
-        """Returns what the ranks have moved in a step, and what their hosts hold, together."""
+        """Returns the offload traffic of a step and the bytes on the hosts, over all ranks."""
         found = self.offload.figures()
         sums = torch.tensor([float(value) for value in found.values()], dtype=torch.float64, device=self.device)
         dist.all_reduce(sums)
         return {name: total if name.startswith("seconds") else int(total) for name, total in zip(found, sums.tolist())}
 
     def gradients(self, step):
-        """Leaves the gradients of a step in the parameters; returns the loss where this rank knows it."""
-        seed_step(self.arguments.seed, step, self.rank // self.layout.shards)  # the shards of a stage draw the same
+        """Leaves the gradients of a step in the parameters; returns the loss if this rank knows it."""
+        seed_step(self.arguments.seed, step, self.rank // self.layout.shards)  # the shards of a stage draw the same numbers
         self.update.zero_grad()
         nothing = [{}] * self.arguments.micro_batches, [None] * self.arguments.micro_batches
         DOING["pass"] = f"the data of step {step + 1}"
@@ -461,7 +462,7 @@ def main():
     arguments = options(__doc__, DEFAULTS).parse_args()
     arguments.plan = DEFAULTS
     if not torch.__version__.startswith("2.11.") and not arguments.any_torch:
-        sys.exit(f"this script was written for torch 2.11, here is {torch.__version__}: install 2.11, or try --any-torch")
+        sys.exit(f"this script was written for torch 2.11, this is {torch.__version__}: install 2.11, or try --any-torch")
     manifest = read_manifest(arguments)
     settle(arguments, manifest)
     if arguments.merge:

@@ -1,4 +1,4 @@
-//! Products that stand behind one name: a chain of matrices, and a matrix's power.
+//! Several matrix products in one operator: a chain of matrices, and a matrix's power.
 
 use super::{
     OperatorCost,
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{fact::TensorFact, infer::Call};
 
-/// `linalg_matrix_power`: its products, each with two gradients; those of the inverse are solved for.
+/// `linalg_matrix_power`: its products, each with two gradients; an inverse adds a solve.
 pub(super) fn power(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let matrices = call.first().ok()?;
     let sizes = matrices.sizes()?;
@@ -22,7 +22,7 @@ pub(super) fn power(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost
     Some(cost)
 }
 
-/// Keeps what the products of a power are made of.
+/// Saves the factors of a power's products.
 pub(super) fn keep_power(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) -> Option<()> {
     let matrices = call.first().ok()?;
     let n = call.int("n")?;
@@ -39,7 +39,7 @@ pub(super) fn keep_power(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&T
     Some(())
 }
 
-/// Returns how many products a power takes: one for each doubling and one for each further digit.
+/// Returns the number of products of a power: one per doubling and one per further digit.
 fn n_products(n: i64) -> u64 {
     match n.unsigned_abs() {
         0 => 0,
@@ -55,12 +55,12 @@ struct Link {
     is_made: bool,
 }
 
-/// `linalg_multi_dot`: products in the cheapest order, as torch finds it; calls `product` with the two factors of each.
-/// O(n³) in matrices.
+/// `linalg_multi_dot`: products in torch's cheapest order; calls `product` with the two factors of each. O(n³) in
+/// matrices.
 fn chain(call: &Call<'_>, product: &mut dyn FnMut(&Link, &Link)) -> Option<()> {
     let all = call.tensors();
     let n = all.len();
-    // Longer chains do not occur, and a list in a file may be of any length.
+    // Longer chains do not occur, but a list in a file may have any length.
     if n > 64 {
         return None;
     }
@@ -87,7 +87,7 @@ fn chain(call: &Call<'_>, product: &mut dyn FnMut(&Link, &Link)) -> Option<()> {
             for cut in from..to {
                 let own = times([sides[from], sides[cut + 1], sides[to + 1]]);
                 let cost = costs[from][cut].saturating_add(costs[cut + 1][to]).saturating_add(own);
-                // Of three matrices torch takes the first two together where that costs the same.
+                // With three matrices torch multiplies the first two if costs are equal.
                 if cut == from || cost < costs[from][to] || n == 3 && cost == costs[from][to] {
                     (costs[from][to], cuts[from][to]) = (cost, cut);
                 }
@@ -123,7 +123,7 @@ pub(super) fn chain_flops(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<Operat
     Some(cost)
 }
 
-/// Keeps each factor where the other needs a gradient.
+/// Saves each factor if the other needs a gradient.
 pub(super) fn keep_chain(keep: &mut Keep<'_>, call: &Call<'_>) -> Option<()> {
     chain(call, &mut |a, b| {
         for (kept, _) in [(a, b), (b, a)].into_iter().filter(|(_, other)| other.tensor.requires_grad) {

@@ -18,7 +18,7 @@ struct Term {
     requires_grad: bool,
 }
 
-/// Keeps the factors of each product.
+/// Saves the factors of each product.
 pub(super) fn keep_einsum(keep: &mut Keep<'_>, call: &Call<'_>) {
     let Ok((parsed, tensors)) = Einsum::of(call) else { return };
     let Ok(products) = parsed.products(call) else { return };
@@ -113,7 +113,7 @@ impl Pairs<'_> {
         }
     }
 
-    /// Keeps a factor of three dimensions: a view where strides allow it, else a copy.
+    /// Saves a factor in three dimensions: a view if strides allow it, else a copy.
     fn folded(&self, keep: &mut Keep<'_>, term: &Term, parts: [&Vec<char>; 3]) {
         let shape: Shape = parts.iter().map(|letters| Some(self.count(letters))).collect();
         let in_order: Vec<char> = parts.into_iter().flatten().copied().collect();

@@ -1,8 +1,9 @@
 //! Operations as `torch.utils.flop_counter` counts them: `mm`, `bmm`, convolution and attention; a multiply-add is two.
 //!
-//! What torch runs as a vector product (`mv`, `dot`) or elementwise counts nothing there, and so here. One difference is
-//! on purpose: torch's formula for a grouped convolution's weight gradient leaves the groups out and is too large by
-//! their number; ours is what is computed. A first layer has no input gradient when the model's input needs none.
+//! Operators that torch runs as a vector product (`mv`, `dot`) or elementwise count nothing there, and here. One
+//! difference is on purpose: torch's formula for a grouped convolution's weight gradient ignores the groups and is too
+//! large by their number; the count here is of the actual operations. A first layer has no input gradient if the
+//! model's input needs none.
 
 use std::num::Saturating;
 
@@ -21,9 +22,9 @@ use crate::{
     own,
 };
 
-/// Counts one operator. What has unknown sizes counts nothing and says so.
+/// Counts one operator. Operators of unknown size count nothing and are marked.
 pub(super) fn count(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -> OperatorCost {
-    // A call of another library's operator, or one whose inside is not shown.
+    // An operator of another library, or one without a visible implementation.
     let is_unknown = operator.class == OperatorClass::Unknown;
     let flops = call.row().filter(|_| !is_unknown).map_or(Flops::Nothing, |row| row.flops);
     let counted = match flops {
@@ -44,7 +45,7 @@ pub(super) fn count(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -
         Flops::TransformerLayer => transformer_layer(call),
         Flops::Recurrent => recurrent(call),
         Flops::RecurrentCell => cell(call),
-        // Its kernel is not seen forward, its gradient is a product.
+        // Its forward kernel is opaque, its gradient is a product.
         Flops::AffineGrid => grid(lookup, operator, call),
         Flops::Solve
         | Flops::TriangularSolve
@@ -64,7 +65,7 @@ pub(super) fn count(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -
     };
     let is_product = !matches!(flops, Flops::Nothing | Flops::AffineGrid);
     let is_counted = counted.is_some() || call.tensors().iter().all(|tensor| tensor.sizes().is_some());
-    // What is not known may hide products with what is stored, as may a call whose inside is not shown.
+    // An unknown operator may hide products with stored tensors, and so may an opaque call.
     let hides_products = is_unknown && (!operator.tensors.is_empty() || operator.name == "prim::CallMethod");
     let uncounted = u32::from(!is_counted && is_product || hides_products);
     OperatorCost { uncounted, ..counted.unwrap_or_default() }
@@ -82,13 +83,13 @@ fn batch(sizes: &[u64]) -> Shape {
     sizes[..sizes.len().saturating_sub(2)].iter().map(|size| Some(*size)).collect()
 }
 
-/// Returns the operations of a number of products of m × k and k × n.
+/// Returns the operations of a batch of products of m × k and k × n.
 fn product_flops([batch, m, n, k]: [u64; 4]) -> u64 {
     let [batch, m, n, k] = [batch, m, n, k].map(Saturating);
     ProductSize { batch, m, n, k }.flops().0
 }
 
-/// Returns how attention is counted, whose heads are samples: of their number, positions, and widths.
+/// Returns the sizes for counting attention, with heads as samples: their number, positions, and widths.
 fn attention_size([batch, seq, kv_seq, width, value_width]: [u64; 5]) -> AttentionSize<Saturating<u64>> {
     let [one, batch, seq, kv_seq, width, value_width] =
         [1, batch, seq, kv_seq, width, value_width].map(Saturating);
@@ -127,7 +128,7 @@ fn inner(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     Some(of_two(lookup, a, b, times([2, times(x), times(y) / inner])))
 }
 
-/// Rows meet the matrix of their own group only.
+/// Rows are multiplied with the matrix of their own group only.
 fn grouped(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let (a, b) = (call.at(0).tensor()?, call.at(1).tensor()?);
     let (x, y) = (a.sizes()?, b.sizes()?);
@@ -144,7 +145,7 @@ fn tensordot(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     Some(of_two(lookup, a, b, times([2, times(x), times(y) / inner])))
 }
 
-/// Products of two, each batched, over the letters that go away.
+/// Batched products of two operands over the summed letters.
 fn einsum(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     let (parsed, tensors) = Einsum::of(call).ok()?;
     let products = parsed.products(call).ok()?;
@@ -159,7 +160,7 @@ fn einsum(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
         // Letters of one operand that the result lacks are summed before the product.
         let kept_left: Vec<char> = left.iter().copied().filter(|l| needed(l) || right.contains(l)).collect();
         let kept_right: Vec<char> = right.iter().copied().filter(|l| needed(l) || left.contains(l)).collect();
-        // What goes away and has one element is multiplied, not summed: that is no product of matrices.
+        // A summed letter of size one is multiplied, not summed: that is not a matrix product.
         let is_one = |letter: &char| sizes.get(letter) == Some(&Some(1));
         let is_summed =
             kept_left.iter().any(|letter| kept_right.contains(letter) && !needed(letter) && !is_one(letter));
@@ -180,7 +181,7 @@ fn einsum(lookup: &Lookup<'_>, call: &Call<'_>) -> Option<OperatorCost> {
     Some(cost)
 }
 
-/// Every place of the grid, by the columns of the matrix that makes it.
+/// Every position of the grid, by the columns of the matrix that makes it.
 fn grid(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -> Option<OperatorCost> {
     let (matrix, result) = (call.first().ok()?, lookup.result(operator)?.sizes()?);
     let mut cost = OperatorCost::default();
@@ -195,7 +196,7 @@ fn convolution(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -> Opt
     let rank = w.len().checked_sub(2)?;
     let is_transposed = call.is_transposed();
     let batch = if x.len() == rank + 2 { x[0] } else { 1 };
-    // Every kernel element meets every position of the smaller picture.
+    // Every kernel element meets every position of the smaller image.
     let positions = if is_transposed { &x } else { &out };
     let picture = positions.get(positions.len().checked_sub(rank)?..)?;
     let (out_channels, in_group) = (w[0], w[1]);
@@ -205,7 +206,7 @@ fn convolution(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -> Opt
         in_channels: Saturating(in_group),
         in_group: Saturating(in_group),
         out_channels: Saturating(out_channels),
-        // The operations do not depend on the larger picture.
+        // The operations do not depend on the larger image.
         input: Saturating(0),
         output: number(picture),
         kernel: number(&w[2..]),
@@ -283,8 +284,8 @@ fn recurrent(call: &Call<'_>) -> Option<OperatorCost> {
         let place = position.checked_rem(per_layer).unwrap_or(0);
         let is_backwards = place >= per_layer.div_ceil(layer.directions);
         let back = match factor {
-            // The first step's state needs no gradient unless it is given with one. All packed sequences begin together, and
-            // backwards the longest begins alone.
+            // The first step's state needs no gradient unless a given one does. All packed sequences begin together,
+            // and in reverse the longest begins alone.
             Factor::State if !state => {
                 let first = if is_packed && !is_backwards { layer.sequences.unwrap_or(1) } else { 1 };
                 flops.saturating_sub(times([one_step, first]))

@@ -1,4 +1,4 @@
-//! Collecting what an operator keeps: a storage once, a copy where one is made.
+//! Collects saved activations: each storage once, and the copies that operators make.
 
 use smallvec::SmallVec;
 use tracer::ValueId;
@@ -10,9 +10,9 @@ use crate::{
     model::{ModelGraph, OperatorId, Origin},
 };
 
-/// The storages that are kept so far.
+/// The storages saved so far.
 pub(super) struct Saved {
-    /// By storage, the first operator that keeps it.
+    /// By storage, the first operator that saves it.
     pub keepers: Vec<Option<OperatorId>>,
 }
 
@@ -22,18 +22,18 @@ impl Saved {
     }
 }
 
-/// Collects what one operator keeps.
+/// Collects the saved activations of one operator.
 pub(crate) struct Keep<'a> {
     saved: &'a mut Saved,
     graph: &'a ModelGraph,
     keeper: OperatorId,
     pub(super) bytes: u64,
-    /// False once something of unknown size is kept.
+    /// False once a tensor of unknown size is saved.
     pub(super) is_all: bool,
 }
 
 impl<'a> Keep<'a> {
-    /// Begins with nothing.
+    /// Starts empty.
     pub(super) fn new(saved: &'a mut Saved, graph: &'a ModelGraph, keeper: OperatorId) -> Self {
         Self { saved, graph, keeper, bytes: 0, is_all: true }
     }
@@ -54,7 +54,8 @@ impl<'a> Keep<'a> {
         }
     }
 
-    /// Returns where the own rows lie of what is fetched of others' bands, too, and the bytes of theirs: stages keep these alone.
+    /// Returns the storage of a band's own rows within fetched rows, and the bytes of the fetched ones: stages save
+    /// only these.
     fn beside_own_rows(&self, id: StorageId) -> Option<(StorageId, u64)> {
         let Origin::Made(operator) = self.graph.storage(id).origin else { return None };
         let operator = self.graph.operator(operator);
@@ -86,7 +87,7 @@ impl<'a> Keep<'a> {
         self.bytes = self.bytes.saturating_add(bytes.unwrap_or(0));
     }
 
-    /// Keeps an operand of a batched product, or the copy of it that is made.
+    /// Saves an operand of a batched product, or the copy of it that is made.
     pub(super) fn matrix(&mut self, tensor: &TensorFact, batch: &[u64]) {
         match spread_copy(tensor, batch) {
             Some(bytes) => self.fresh(bytes),
@@ -94,13 +95,13 @@ impl<'a> Keep<'a> {
         }
     }
 
-    /// Keeps an operand of a batched product that was made just before, or the copy of it.
+    /// Saves a fresh operand of a batched product, or the copy of it.
     pub(super) fn fresh_matrix(&mut self, tensor: &TensorFact, batch: &[u64]) {
         let bytes = spread_copy(tensor, batch);
         self.fresh(bytes.unwrap_or(tensor.bytes()));
     }
 
-    /// Keeps an operand of a folded product: all but its last dimension become one.
+    /// Saves an operand of a folded product: all but its last dimension become one.
     pub(super) fn rows(&mut self, tensor: &TensorFact) {
         let (Some(sizes), Some(strides)) = (tensor.sizes(), tensor.strides.as_ref()) else {
             return self.tensor(tensor);
@@ -117,7 +118,7 @@ impl<'a> Keep<'a> {
         }
     }
 
-    /// Keeps both factors, each where the other needs a gradient.
+    /// Saves both factors, each if the other needs a gradient.
     pub(super) fn factors(&mut self, a: &TensorFact, b: &TensorFact) {
         if b.requires_grad {
             self.tensor(a);
@@ -128,8 +129,8 @@ impl<'a> Keep<'a> {
     }
 }
 
-/// Returns the bytes of the copy that is made of an operand of a batched product. It is first expanded to `batch`, then
-/// its leading dimensions become one; most strides allow that as a view.
+/// Returns the bytes of the copy that a batched product makes of an operand. It is first expanded to `batch`, then its
+/// leading dimensions become one; most strides allow that as a view.
 fn spread_copy(tensor: &TensorFact, batch: &[u64]) -> Option<Option<u64>> {
     let (sizes, strides) = (tensor.sizes()?, tensor.strides.as_ref()?);
     let n_inner = sizes.len().min(2);

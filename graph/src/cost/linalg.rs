@@ -1,5 +1,5 @@
-//! What linear algebra costs: factors that are kept beside the result, and products behind other names; measured with
-//! torch's own hooks and counter.
+//! Costs of linear algebra: factors saved in addition to the result, and hidden products; measured with torch's own
+//! hooks and counter.
 
 use operators::{Flops, Keeps};
 
@@ -17,7 +17,7 @@ use crate::{
     model::Operator,
 };
 
-/// Keeps what such an operator keeps; false where its operands are not as they should be.
+/// Saves the activations of such an operator; false if its operands are not as expected.
 pub(super) fn keep_linear_algebra(
     keep: &mut Keep<'_>,
     keeps: Keeps,
@@ -30,7 +30,7 @@ pub(super) fn keep_linear_algebra(
         outputs.iter().take(n).flat_map(|fact| fact.tensors()).for_each(|tensor| keep.tensor(tensor));
     };
     match keeps {
-        // The factors, with a pivot for each row.
+        // The factors, with a pivot per row.
         Keeps::Determinant => {
             keep.tensor(first);
             keep_factors(keep, first);
@@ -60,7 +60,7 @@ pub(super) fn keep_linear_algebra(
         Keeps::LeastSquares => {
             call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
             keep_outputs(keep, 1);
-            // The solution is written over a copy of the right sides, which are longer where there are too many.
+            // The solution is written over a copy of the right sides, which are longer in overdetermined systems.
             keep.fresh(result.and_then(|solution| beyond(first, solution)));
         }
         Keeps::Results => keep_outputs(keep, outputs.len()),
@@ -94,7 +94,7 @@ pub(super) fn keep_linear_algebra(
     true
 }
 
-/// Keeps both factors of matrices in one, and the order of rows as 32-bit numbers.
+/// Saves both factors of matrices in one, and the order of rows as 32-bit numbers.
 fn keep_factors(keep: &mut Keep<'_>, matrices: &TensorFact) {
     keep.fresh(matrices.bytes());
     let columns = matrices.shape.as_ref().and_then(|shape| shape.last().copied().flatten());
@@ -102,7 +102,7 @@ fn keep_factors(keep: &mut Keep<'_>, matrices: &TensorFact) {
     keep.fresh(rows.map(|rows| rows.saturating_mul(4)));
 }
 
-/// Tells whether a norm of matrices is one of their singular values.
+/// Tells whether a matrix norm needs singular values.
 fn is_of_singular_values(call: &Call<'_>) -> bool {
     match call.get("ord") {
         Some(Fact::Str(order)) => order == "nuc",
@@ -133,7 +133,7 @@ fn keep_norm(keep: &mut Keep<'_>, call: &Call<'_>, first: &TensorFact, result: O
     } else if order == "fro" {
         keep.tensor(first);
     } else {
-        // Sums over rows or over columns, of which the largest is taken.
+        // Sums over rows or columns, of which the largest is taken.
         keep.tensor(first);
         let summed = if call.float("ord").map(f64::abs) == Some(1.0) { a } else { b };
         let size = first.shape.as_ref().and_then(|shape| shape.get(summed).copied().flatten());
@@ -147,7 +147,7 @@ fn keep_norm(keep: &mut Keep<'_>, call: &Call<'_>, first: &TensorFact, result: O
 /// The dimensions of a matrix, counted from the end.
 const OWN: [usize; 2] = [1, 0];
 
-/// The sizes of two dimensions that are counted from the end, and how many such matrices there are.
+/// The sizes of two dimensions counted from the end, and the number of such matrices.
 fn matrix(of: &TensorFact, back: [usize; 2]) -> Option<[u64; 3]> {
     let sizes = of.sizes()?;
     let [rows, columns] =
@@ -168,14 +168,14 @@ fn singular_values(of: &TensorFact, back: [usize; 2]) -> Option<u64> {
     Some(times([count, rows.min(columns), of.dtype?.bytes()]))
 }
 
-/// Bytes of the rows that a right side has beyond its solution.
+/// Bytes of the rows of a right side beyond its solution.
 fn beyond(matrices: &TensorFact, solution: &TensorFact) -> Option<u64> {
     let [rows, columns, _] = matrix(matrices, OWN)?;
     let per_row = solution.bytes()?.checked_div(columns)?;
     Some(per_row.saturating_mul(rows.saturating_sub(columns)))
 }
 
-/// Products with the result, and of square matrices: what gradients cost, for the forward pass is not counted.
+/// Products with the result, and of square matrices: costs of gradients; the forward pass is not counted.
 pub(super) fn solver(
     lookup: &Lookup<'_>,
     operator: &Operator,
@@ -221,8 +221,7 @@ pub(super) fn solver(
     Some(cost)
 }
 
-/// The multiplications for one matrix when gradients flow back through its singular values and vectors, or through its
-/// pseudo-inverse.
+/// Multiplications per matrix for gradients through its singular values and vectors, or through its pseudo-inverse.
 fn of_one(
     lookup: &Lookup<'_>,
     operator: &Operator,
@@ -235,7 +234,7 @@ fn of_one(
     match solver {
         Flops::PseudoInverse if rows <= columns => times([8, rows, rows, columns]),
         Flops::PseudoInverse => times([4, rows, columns, rows.saturating_add(columns)]),
-        // Both sides' vectors and the way back, more for the vectors that are not there.
+        // Both sides' vectors and the backward pass, with more for missing vectors.
         Flops::Svd if has_vectors && least == most => times([4, least, least, least]),
         Flops::Svd if has_vectors => times([least, least, times([5, most]).saturating_add(least)]),
         Flops::MatrixNorm if !is_of_singular_values(call) => 0,

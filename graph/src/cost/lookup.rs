@@ -1,4 +1,4 @@
-//! Looking up an operator's operands once the graph is built, and the bytes that it moves.
+//! Looks up an operator's operands in the finished graph, and the bytes that it moves.
 
 use operators::OperatorClass;
 use tracer::{Operand, Role, TensorId};
@@ -10,7 +10,7 @@ use crate::{
     model::{ModelGraph, Operator, Origin},
 };
 
-/// Facts by id, as rules want them.
+/// Facts by id, in the form that rules need.
 pub(super) struct Lookup<'g> {
     pub graph: &'g ModelGraph,
     values: Vec<Fact>,
@@ -39,7 +39,7 @@ impl<'g> Lookup<'g> {
     }
 }
 
-/// Tells whether an operand is, or looks at, a trained parameter.
+/// Tells whether an operand is a trained parameter or a view of one.
 pub(super) fn parameter_of(graph: &ModelGraph, tensor: &TensorFact) -> Option<TensorId> {
     match graph.storage(tensor.storage?).origin {
         Origin::Stored(id) if graph.tensor(id).role == Role::Parameter => Some(id),
@@ -47,7 +47,7 @@ pub(super) fn parameter_of(graph: &ModelGraph, tensor: &TensorFact) -> Option<Te
     }
 }
 
-/// Adds what is read and written. `seen` tells which parameters an earlier operator has counted.
+/// Adds the bytes read and written. `seen` marks the parameters that earlier operators have counted.
 pub(super) fn add_bytes(graph: &ModelGraph, operator: &Operator, seen: &mut [bool], cost: &mut OperatorCost) {
     for tensor in &operator.tensors {
         let tensor = graph.tensor(*tensor);
@@ -69,7 +69,7 @@ pub(super) fn add_bytes(graph: &ModelGraph, operator: &Operator, seen: &mut [boo
     if is_view {
         return;
     }
-    // A table look-up reads the rows that come out, not the table.
+    // A table look-up reads the rows of its result, not the table.
     let is_lookup = operator.class == OperatorClass::Embedding;
     let table = match operator.argument("weight") {
         Some(Operand::Value(value)) if is_lookup => Some(value),

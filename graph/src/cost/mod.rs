@@ -1,6 +1,6 @@
 //! FLOPs and bytes of every operator, as a side table by [`OperatorId`].
 //!
-//! Nothing here knows a device; seconds are made of this elsewhere.
+//! Costs are independent of devices; seconds are derived elsewhere.
 
 mod chain;
 mod einsum;
@@ -26,7 +26,7 @@ pub struct OperatorCost {
     /// Forward operations as `torch.utils.flop_counter` counts them: products, convolutions and attention only, two for
     /// a multiply-add.
     pub forward_flops: u64,
-    /// Backward operations for the gradients of what flows in.
+    /// Backward operations for the gradients of inputs.
     pub backward_flops_input: u64,
     /// Backward operations for the gradients of parameters.
     pub backward_flops_weight: u64,
@@ -34,13 +34,13 @@ pub struct OperatorCost {
     pub fused_flops: u64,
     /// Bytes of the parameters that are read here for the first time.
     pub parameter_bytes: u64,
-    /// Bytes that autograd keeps from here until the backward pass and that no earlier operator keeps.
+    /// Bytes that autograd saves here until the backward pass and that no earlier operator saves.
     pub saved_bytes: u64,
-    /// Bytes of fresh memory for the results.
+    /// Bytes of newly allocated results.
     pub output_bytes: u64,
-    /// Bytes that are read: inputs and stored tensors. Views read nothing.
+    /// Bytes read: inputs and stored tensors. Views read nothing.
     pub read_bytes: u64,
-    /// Bytes that are written.
+    /// Bytes written.
     pub written_bytes: u64,
     /// The number of products that are not counted above, because their sizes are unknown.
     pub uncounted: u32,
@@ -54,13 +54,13 @@ pub struct OperatorCosts {
     operators: Vec<OperatorCost>,
     /// `sums[i]` is the cost of the operators before `i`.
     sums: Vec<OperatorCost>,
-    /// By storage, the first operator that keeps it for the backward pass.
+    /// By storage, the first operator that saves it for the backward pass.
     keepers: Vec<Option<OperatorId>>,
-    /// By operator, the part of what it keeps that others see.
+    /// By operator, the part of its saved activations that others share.
     shared: Vec<u64>,
 }
 
-/// Computes what every operator costs. Linear in operands.
+/// Computes the cost of every operator. Linear in operands.
 pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let lookup = lookup::Lookup::new(graph);
     let differentiated = needed::differentiated(graph);
@@ -72,7 +72,7 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     for operator in &graph.operators {
         let call = lookup.call(operator);
         let mut cost = flops::count(&lookup, operator, &call);
-        // What no gradient flows into is freed with its results: an extremum that is detached, say.
+        // Tensors without a gradient are freed with their results: a detached extremum, for example.
         if differentiated[operator.id.index()] {
             match saved::count(&mut saved, &lookup, operator, &call) {
                 (bytes, true) => cost.saved_bytes = bytes,
@@ -104,12 +104,12 @@ impl OperatorCosts {
         self.operators[id.index()]
     }
 
-    /// Returns the first operator that keeps a storage for its gradient.
+    /// Returns the first operator that saves a storage for its gradient.
     pub fn keeper(&self, storage: StorageId) -> Option<OperatorId> {
         self.keepers[storage.index()]
     }
 
-    /// Returns the bytes of the storages that an operator is the first to keep.
+    /// Returns the bytes of the storages that an operator is the first to save.
     pub(crate) fn shared_saved_bytes(&self, id: OperatorId) -> u64 {
         self.shared[id.index()]
     }
@@ -171,7 +171,7 @@ impl AddAssign for OperatorCost {
 pub fn parameters_by_block(graph: &ModelGraph) -> Vec<u64> {
     let mut result = vec![0; graph.blocks.len()];
     let mut mark: Vec<u32> = vec![u32::MAX; graph.blocks.len()];
-    // All names of one tensor are handled together: the first name's elements, everybody's readers.
+    // All names of one tensor are handled together: the first name's elements, every name's readers.
     let mut readers: Vec<Vec<OperatorId>> = vec![Vec::new(); graph.tensors.len()];
     for tensor in graph.tensors.iter().filter(|tensor| tensor.role == tracer::Role::Parameter) {
         readers[tensor.first.index()].extend(&tensor.consumers);

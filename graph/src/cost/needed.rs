@@ -1,4 +1,4 @@
-//! Which operators a gradient flows into.
+//! Which operators receive a gradient.
 
 use std::collections::HashSet;
 
@@ -10,8 +10,8 @@ use crate::{
     model::ModelGraph,
 };
 
-/// Tells for every operator whether a gradient flows into it: not through positions, masks and other whole numbers. One
-/// walk from the end.
+/// Returns for every operator whether it receives a gradient: not through positions, masks and other integers. One walk
+/// from the end.
 pub(super) fn differentiated(graph: &ModelGraph) -> Vec<bool> {
     let counts = |value: ValueId| match &graph.value(value).fact {
         Fact::Unknown => true,
@@ -19,7 +19,7 @@ pub(super) fn differentiated(graph: &ModelGraph) -> Vec<bool> {
     };
     let mut is_read = vec![false; graph.values.len()];
     graph.outputs.iter().for_each(|value| is_read[value.index()] = counts(*value));
-    // Memory that a needed operator looks at: who writes there in place is needed too.
+    // Memory that a needed operator reads: operators that write there in place are needed, too.
     let mut looked_at: HashSet<StorageId> = HashSet::new();
     let lookup = |value: ValueId, looked_at: &mut HashSet<StorageId>| {
         looked_at.extend(graph.value(value).fact.tensors().iter().filter_map(|tensor| tensor.storage));

@@ -1,9 +1,9 @@
 //! Saved activations of recurrent layers, as PyTorch runs them on a CPU.
 //!
-//! LSTM layers of 32-bit floats run in oneDNN, which keeps inputs, outputs and a workspace for each layer and direction;
-//! the workspace's layout is oneDNN's own (`rnn_utils`), in pages. All others (GRU, plain layers, projections, other
-//! dtypes, packed sequences) run step by step, and each step keeps what its few operators keep. On a GPU cuDNN keeps a
-//! reserve space instead, about half of oneDNN's workspace, whose exact size is not documented.
+//! LSTM layers of 32-bit floats run in oneDNN, which saves inputs, outputs and a workspace for each layer and
+//! direction; the workspace's layout is oneDNN's own (`rnn_utils`), in pages. All others (GRU, plain layers,
+//! projections, other dtypes, packed sequences) run step by step, and each step saves the activations of its operators.
+//! On a GPU cuDNN saves a reserve space instead, about half of oneDNN's workspace, whose exact size is not documented.
 
 use operators::ShapeRule;
 use tracer::DType;
@@ -31,14 +31,14 @@ pub(super) fn keep_recurrent(keep: &mut Keep<'_>, lookup: &Lookup<'_>, operator:
     } else {
         stepwise(keep, call, &layer, &sizes, &turned);
     }
-    // Dropout between layers keeps a mask, one byte an element as elsewhere.
+    // Dropout between layers saves a mask, one byte per element as elsewhere.
     let is_dropping = call.flag("train") == Some(true) && call.float("dropout").is_some_and(|p| p > 0.0);
     if is_dropping {
         keep.fresh(Some(times([layer.layers - 1, sizes.rows, sizes.output, layer.directions])));
     }
 }
 
-/// Tells whether a layer runs in oneDNN, which torch's flop counter does not see into.
+/// Tells whether a layer runs in oneDNN, which torch's flop counter cannot see into.
 pub(super) fn is_fused(call: &Call<'_>, input: &TensorFact, layer: &Recurrence) -> bool {
     let is_packed = input.shape.as_ref().is_some_and(|shape| shape.len() == 2);
     call.shape_rule() == ShapeRule::Lstm
@@ -51,11 +51,11 @@ fn has_projection(layer: &Recurrence) -> bool {
     layer.matrices.iter().any(|(_, _, factor)| *factor == Factor::Projection)
 }
 
-/// The numbers that everything is a product of.
+/// The factors of all sizes.
 struct Sizes {
     steps: u64,
     batch: u64,
-    /// Rows of all steps together.
+    /// Rows of all steps.
     rows: u64,
     hidden: u64,
     output: u64,
@@ -80,7 +80,7 @@ impl Sizes {
     }
 }
 
-/// The input as the layers see it: steps first.
+/// The input in the layers' order: steps first.
 fn steps_first(call: &Call<'_>, input: &TensorFact) -> TensorFact {
     let mut turned = input.clone();
     if call.flag("batch_first") == Some(true)
@@ -126,7 +126,7 @@ fn fused(
         if layer.directions == 2 && !is_last {
             keep.fresh(Some(times([2, output])));
         }
-        // Without biases zeros stand for them, as many as there are weights.
+        // Without biases zeros replace them, as many as there are weights.
         if call.flag("has_biases") == Some(false) {
             let weights = times([4, sizes.hidden, width.saturating_add(sizes.hidden), sizes.element]);
             keep.fresh(Some(times([layer.directions, weights])));
@@ -150,7 +150,7 @@ fn workspace(sizes: &Sizes, width: u64) -> u64 {
     let places = times([2, sizes.steps.saturating_add(1), sizes.batch, FLOAT]);
     let states = pages(&[places, padded(sizes.hidden.max(width))]);
     let cells = pages(&[places, sizes.hidden]);
-    // States come with those of the layer and of their gradient, cells with those of their gradient.
+    // States have space for the layer's values and for their gradient, cells for their gradient.
     [gates, hidden, states, states, states, cells, cells].into_iter().fold(0, u64::saturating_add)
 }
 
@@ -164,7 +164,7 @@ fn stepwise(keep: &mut Keep<'_>, call: &Call<'_>, layer: &Recurrence, sizes: &Si
             let kept_between = times([between, sizes.hidden.saturating_add(sizes.output)]);
             times([sizes.steps, step]).saturating_add(kept_between)
         }
-        // Three gates, two operands that are overwritten, the new state's tanh; states between steps.
+        // Three gates, two overwritten operands, the new state's tanh; states between steps.
         ShapeRule::Gru => {
             times([sizes.steps, 6, sizes.hidden]).saturating_add(times([between, sizes.hidden]))
         }
@@ -176,8 +176,8 @@ fn stepwise(keep: &mut Keep<'_>, call: &Call<'_>, layer: &Recurrence, sizes: &Si
     keep.fresh(Some(each.saturating_add(inner).saturating_mul(sizes.element)));
     // Each direction folds the input for its product.
     (0..layer.directions).for_each(|_| keep.rows(turned));
-    // Products keep their weights where a gradient flows to what they multiply; those that were made, by a cast say, are memory
-    // of their own.
+    // Products save their weights if a gradient flows to the other factor; weights that were made, for example by a
+    // cast, are memory of their own.
     let of_each = if has_projection(layer) { 3 } else { 2 };
     for (index, matrix) in matrices(call.get("params")).enumerate() {
         let reads_input = index.is_multiple_of(of_each) && (index as u64) < of_each as u64 * layer.directions;

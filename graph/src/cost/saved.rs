@@ -1,8 +1,8 @@
 //! Saved activations by operator, after PyTorch's `derivatives.yaml`.
 //!
-//! A storage counts once, at the first operator that keeps it: views, in-place results and tensors that two operators
-//! keep share it. Parameters and buffers are not counted, and nothing is kept where no gradient flows. A product that
-//! must first copy its operand into order keeps the copy.
+//! A storage counts once, at the first operator that saves it: views, in-place results and tensors that two operators
+//! save share it. Parameters and buffers are not counted, and nothing is saved without a gradient. A product that must
+//! first copy its operand into order saves the copy.
 
 use operators::{Keeps, OperatorClass};
 use tracer::DType;
@@ -19,7 +19,7 @@ use crate::{
     own,
 };
 
-/// Returns the bytes that this operator keeps and no earlier one does, and whether these are all.
+/// Returns the bytes that this operator saves and no earlier one does, and whether these are all.
 pub(super) fn count(
     saved: &mut Saved,
     lookup: &Lookup<'_>,
@@ -45,7 +45,7 @@ pub(super) fn count(
 fn rule(keep: &mut Keep<'_>, lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>, outputs: &[&Fact]) {
     let keeps = call.row().map_or(Keeps::Unknown, |row| row.keeps);
     if !keep_by_rule(keep, keeps, lookup, operator, call, outputs) && operator.class == OperatorClass::Other {
-        // Differentiable, and of no rule for these operands: most keep what they read.
+        // Differentiable, but without a rule for these operands: most operators save their inputs.
         all(keep, call);
     }
 }
@@ -54,7 +54,7 @@ fn all(keep: &mut Keep<'_>, call: &Call<'_>) {
     call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
 }
 
-/// Keeps what the table of operators says; false where the rule is not for operands such as these.
+/// Applies the rule in the table of operators; false if it does not apply to these operands.
 fn keep_by_rule(
     keep: &mut Keep<'_>,
     keeps: Keeps,
@@ -110,7 +110,7 @@ fn keep_by_rule(
         Keeps::Convolution => {
             let input = call.tensor("input").or_else(|_| call.first());
             if let (Ok(input), Ok(weight)) = (input, call.tensor("weight")) {
-                // Both, whatever needs a gradient: one backward function makes all of them.
+                // Both, whichever needs a gradient: one backward function makes all gradients.
                 keep.tensor(input);
                 keep.tensor(weight);
             }
@@ -160,7 +160,7 @@ fn keep_by_rule(
     true
 }
 
-/// Keeps whole operands and results.
+/// Saves whole operands and results.
 fn operands(
     keep: &mut Keep<'_>,
     keeps: Keeps,
@@ -174,10 +174,10 @@ fn operands(
         (Keeps::AdaptiveMean, ..)
             if call.ints("output_size").is_some_and(|sizes| sizes.iter().all(|size| *size == Some(1))) =>
         {
-            // One average over everything is a mean, which keeps nothing.
+            // A single average over everything is a mean, which saves nothing.
         }
         (Keeps::Operand | Keeps::OperandOrResult | Keeps::AdaptiveMean, ..) => match call.at(0).tensor() {
-            // The operand is overwritten, so a copy of it is kept.
+            // The operand is overwritten, so a copy of it is saved.
             Some(tensor) if call.is_in_place => keep.fresh(tensor.bytes()),
             Some(tensor) => keep.tensor(tensor),
             None => {}
@@ -217,7 +217,7 @@ fn keep_indices(keep: &mut Keep<'_>, outputs: &[&Fact]) {
     keep.all(outputs.iter().skip(1).flat_map(|fact| fact.tensors()));
 }
 
-/// Keeps what an elementwise function of two operands needs of them.
+/// Saves the operands that an elementwise function of two needs.
 fn of_two(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>, result: Option<&TensorFact>) -> bool {
     match (keeps, call.at(0).tensor(), call.at(1).tensor()) {
         (Keeps::Product, Some(a), Some(b)) => {
@@ -232,11 +232,11 @@ fn of_two(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>, result: Option<&Te
         }
         (Keeps::Quotient, Some(a), Some(b)) => {
             keep.tensor(b);
-            match b.requires_grad {
-                // The quotient takes the dividend's place: a copy of it is kept.
-                true if call.is_in_place => keep.fresh(a.bytes()),
-                true => keep.tensor(a),
-                false => {}
+            if b.requires_grad && call.is_in_place {
+                // The quotient overwrites the dividend: a copy of it is saved.
+                keep.fresh(a.bytes());
+            } else if b.requires_grad {
+                keep.tensor(a);
             }
         }
         (Keeps::SolveTriangular, Some(a), _) => {
@@ -269,7 +269,7 @@ fn of_two(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>, result: Option<&Te
     true
 }
 
-/// Keeps the factors of products.
+/// Saves the factors of products.
 fn products(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>) -> bool {
     match (keeps, call.at(0).tensor(), call.at(1).tensor()) {
         (Keeps::Linear, Some(input), Some(weight)) => {
@@ -296,7 +296,7 @@ fn products(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>) -> bool {
     true
 }
 
-/// Keeps masks, indices, and copies of parts.
+/// Saves masks, indices, and copies of parts.
 fn parts(
     keep: &mut Keep<'_>,
     keeps: Keeps,
@@ -315,11 +315,11 @@ fn parts(
             keep.fresh(a.dtype.map(DType::bytes));
         }
         (Keeps::DropoutMask, Some(a), _) if !is_dropout_idle(call) => {
-            // A mask of one byte an element, as on a GPU; a CPU keeps it in the input's dtype.
+            // A mask of one byte per element, as on a GPU; a CPU saves it in the input's dtype.
             keep.fresh(a.elements());
         }
         (Keeps::ChannelMask, Some(a), _) if !is_dropout_idle(call) => {
-            // One factor a channel, written as the input's numbers.
+            // One factor per channel, in the input's dtype.
             let factors =
                 a.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
             keep.fresh(factors.zip(a.dtype).map(|(n, dtype)| n.saturating_mul(dtype.bytes())));
@@ -327,14 +327,14 @@ fn parts(
         (Keeps::WeightNorm, ..) => {
             keep.fresh(call.at(1).tensor().and_then(TensorFact::bytes));
         }
-        // From real numbers to complex ones torch keeps what it transformed.
+        // For transforms from real to complex numbers torch saves the input.
         (Keeps::RealTransform, Some(input), _) if input.dtype.is_some_and(|dtype| !dtype.is_complex()) => {
             match super::unusual::padded(call, input) {
                 Some(bytes) => keep.fresh(bytes),
                 None => keep.tensor(input),
             }
         }
-        // Linear: the backward pass needs nothing but sizes.
+        // Linear: the backward pass needs only sizes.
         (Keeps::RealTransform, ..) => {}
         (Keeps::Pad, Some(input), _) if !matches!(call.get("mode"), Some(Fact::Str(mode)) if mode == "constant") =>
         {
@@ -353,12 +353,12 @@ fn parts(
     true
 }
 
-/// Keeps what is normalised, and statistics of it.
+/// Saves the normalised tensor, and its statistics.
 fn norms(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>) -> bool {
     match (keeps, call.at(0).tensor(), call.at(1).tensor()) {
         (Keeps::BatchNorm, Some(input), _) => {
             keep.tensor(input);
-            // Stored as a rule, and then not counted; but they may be computed.
+            // Usually stored, and then not counted; but they may be computed.
             ["weight", "running_mean", "running_var"].into_iter().for_each(|name| keep.named(call, name));
             let is_training = call.flag("training") == Some(true) || !call.has("running_mean");
             if is_training {
@@ -370,7 +370,7 @@ fn norms(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>) -> bool {
             keep.tensor(input);
             let groups =
                 input.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
-            // Batch norm over the channels of every picture: weight and running statistics are repeated for each.
+            // Batch norm over the channels of every image: weight and running statistics are repeated for each.
             let weight = if call.has("weight") { 4 } else { 0 };
             let running = if call.has("running_mean") { 8 } else { 0 };
             let fresh = if call.flag("use_input_stats") == Some(false) { 0 } else { 8 };
@@ -384,7 +384,7 @@ fn norms(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>) -> bool {
                 input.sizes().map(|sizes| times(sizes[..sizes.len().saturating_sub(inner)].iter().copied()));
             let statistics = if keeps == Keeps::LayerNorm { 8 } else { 4 };
             keep.fresh(rows.map(|rows| rows.saturating_mul(statistics)));
-            // In parts on a CPU: what the weight is multiplied with.
+            // Composed on a CPU: the factor of the weight.
             if keeps == Keeps::RmsNorm && call.tensor("weight").is_ok_and(|weight| weight.requires_grad) {
                 keep.fresh(input.bytes());
             }
@@ -406,13 +406,13 @@ fn norms(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>) -> bool {
     true
 }
 
-/// What fused attention keeps: what it reads, its result, and the logarithm of each row's sum.
+/// Saved activations of fused attention: its inputs, its result, and the logarithm of each row's sum.
 fn fused_attention(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) {
     for name in ["query", "key", "value"] {
         keep.named(call, name);
     }
     match (call.tensor("attn_mask"), call.tensor("query").ok().and_then(|query| query.dtype)) {
-        // A mask of booleans is first written as one of numbers.
+        // A mask of booleans is first converted to numbers.
         (Ok(mask), Some(dtype)) if mask.dtype == Some(DType::Bool) => {
             keep.fresh(mask.elements().map(|elements| elements.saturating_mul(dtype.bytes())));
         }
@@ -428,8 +428,8 @@ fn fused_attention(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorF
     }
 }
 
-/// What attention by parts keeps: scaled query and key, the weights after the softmax, and the value, each spread to
-/// all heads.
+/// Saved activations of composed attention: scaled query and key, the weights after the softmax, and the value, each
+/// expanded to all heads.
 fn attention(keep: &mut Keep<'_>, call: &Call<'_>) -> Option<()> {
     let (query, key, value) =
         (call.tensor("query").ok()?, call.tensor("key").ok()?, call.tensor("value").ok()?);
@@ -457,7 +457,7 @@ fn attention(keep: &mut Keep<'_>, call: &Call<'_>) -> Option<()> {
     Some(())
 }
 
-/// What `at::matmul` keeps: folded to a plain product when one side has at most two dimensions, else batched.
+/// Saved activations of `at::matmul`: folded to a plain product if one side has at most two dimensions, else batched.
 fn matmul(keep: &mut Keep<'_>, a: &TensorFact, b: &TensorFact) {
     let (Some(x), Some(y)) = (a.sizes(), b.sizes()) else { return keep.factors(a, b) };
     if x.len() <= 2 && y.len() <= 2 {

@@ -8,7 +8,7 @@ use crate::{
     infer::Call,
 };
 
-/// Keeps what such an operator keeps; false where its operands are not as they should be.
+/// Saves the activations of such an operator; false if its operands are not as expected.
 pub(super) fn keep_unusual(
     keep: &mut Keep<'_>,
     keeps: Keeps,
@@ -30,13 +30,13 @@ pub(super) fn keep_unusual(
         }
         (Keeps::AllAndResult, _) => {
             call.tensors().into_iter().for_each(|tensor| keep.tensor(tensor));
-            // What was there before is asked for, too.
+            // The original values are needed, too.
             if call.is_in_place {
                 keep.fresh(first.bytes());
             }
             result.into_iter().for_each(|distances| keep.tensor(distances));
         }
-        // The sorted elements with their places, and for each result two ranks and how far it lies between them.
+        // The sorted elements with their positions, and for each result two ranks and the fraction between them.
         (Keeps::Quantile, _) => {
             let results = result.and_then(TensorFact::elements);
             let sorted = first.elements().zip(one).map(|(n, one)| n.saturating_mul(8 + one));
@@ -50,10 +50,10 @@ pub(super) fn keep_unusual(
         (Keeps::Ndtr, _) => keep.fresh(first.bytes()),
         (Keeps::LogSigmoid, _) => {
             keep.tensor(first);
-            // A CPU keeps the exponentials beside.
+            // A CPU also saves the exponentials.
             keep.fresh(first.bytes());
         }
-        // Its slopes are noise, also where they are the mean of it.
+        // Its slopes are random, also in evaluation, where they are the mean.
         (Keeps::RRelu, _) => {
             keep.fresh(first.bytes());
             match (call.is_in_place, result) {
@@ -69,7 +69,7 @@ pub(super) fn keep_unusual(
     true
 }
 
-/// Keeps what losses need of predictions and targets.
+/// Saves the predictions and targets that losses need.
 fn losses(
     keep: &mut Keep<'_>,
     keeps: Keeps,
@@ -95,7 +95,7 @@ fn losses(
             keep.tensor(first);
             keep.tensor(target);
         }
-        // The difference, and what of it is beyond the margin.
+        // The difference, and its part beyond the margin.
         (Keeps::MarginRankingLoss, Some(_)) => {
             [first, first].into_iter().for_each(|tensor| keep.fresh(tensor.bytes()));
         }
@@ -120,7 +120,7 @@ fn losses(
     true
 }
 
-/// Keeps steps between the places, and sums of neighbours, each for the other's gradient.
+/// Saves distances between positions, and sums of neighbours, each for the other's gradient.
 fn trapezoid(keep: &mut Keep<'_>, call: &Call<'_>, first: &TensorFact, places: &TensorFact) {
     let between = |of: &TensorFact| {
         let rank = of.shape.as_ref()?.len();
@@ -136,7 +136,7 @@ fn trapezoid(keep: &mut Keep<'_>, call: &Call<'_>, first: &TensorFact, places: &
     }
 }
 
-/// Keeps what is left without the mean; with weights also what these make of it, and their sum.
+/// Saves the centred rows; with weights also the weighted ones, and the sum of weights.
 fn covariance(
     keep: &mut Keep<'_>,
     keeps: Keeps,
@@ -158,7 +158,7 @@ fn covariance(
     if keeps == Keeps::Correlation {
         let variables = result.and_then(|result| result.shape.as_ref()?.first().copied());
         keep.fresh(match variables {
-            // The products, and those divided by the rows' deviations one after the other.
+            // The products, and their quotients by the rows' deviations, one after the other.
             Some(rows) => rows
                 .zip(one)
                 .map(|(rows, one)| times([3, rows, rows, one]).saturating_add(times([rows, one]))),
@@ -167,13 +167,13 @@ fn covariance(
     }
 }
 
-/// Keeps indices and offsets, and what each bag was made of.
+/// Saves indices and offsets, and the composition of each bag.
 fn bag(keep: &mut Keep<'_>, call: &Call<'_>, indices: &TensorFact, result: Option<&TensorFact>) -> bool {
     let Ok(offsets) = call.tensor("offsets") else { return false };
     keep.tensor(indices);
     keep.tensor(offsets);
     let mode = call.int("mode");
-    // Which bag each index is of, with one more at the end; a sum does without.
+    // The bag of each index, with one more at the end; a sum needs none.
     if mode != Some(0) {
         keep.fresh(indices.elements().map(|n| n.saturating_add(1).saturating_mul(8)));
     }
@@ -183,7 +183,7 @@ fn bag(keep: &mut Keep<'_>, call: &Call<'_>, indices: &TensorFact, result: Optio
     true
 }
 
-/// Bytes of the copy that a transform over more than there is makes first; `None` where it makes none.
+/// Bytes of the copy that a transform with padding makes first; `None` if it makes none.
 pub(super) fn padded(call: &Call<'_>, input: &TensorFact) -> Option<Option<u64>> {
     let mut sizes = input.sizes()?;
     let asked = call.ints("s").or_else(|| call.ints("n"))?;
@@ -201,7 +201,7 @@ pub(super) fn padded(call: &Call<'_>, input: &TensorFact) -> Option<Option<u64>>
     is_longer.then(|| input.dtype.map(|dtype| times(sizes).saturating_mul(dtype.bytes())))
 }
 
-/// All elements but the last dimension's.
+/// Elements of all dimensions but the last.
 fn rows(tensor: &TensorFact) -> Option<u64> {
     let sizes = tensor.sizes()?;
     Some(times(sizes[..sizes.len().saturating_sub(1)].iter().copied()))
@@ -215,7 +215,7 @@ fn spread(a: &TensorFact, b: &TensorFact) -> Option<u64> {
     Some(times(elements).saturating_mul(a.dtype?.bytes()))
 }
 
-/// Each side's rows, their lengths before and after these are kept from zero, and the other side's rows at length one.
+/// Each side's rows, their lengths before and after clamping from zero, and the other side's rows at length one.
 fn cosine(keep: &mut Keep<'_>, a: &TensorFact, b: &TensorFact, result: Option<&TensorFact>) {
     let lengths = result.and_then(TensorFact::bytes);
     for side in [a, b].into_iter().filter(|side| side.requires_grad) {
@@ -224,7 +224,7 @@ fn cosine(keep: &mut Keep<'_>, a: &TensorFact, b: &TensorFact, result: Option<&T
     }
 }
 
-/// Bytes of the table that counts the ways through a sequence, and of two numbers for each.
+/// Bytes of the table of path probabilities through a sequence, and of two numbers per sequence.
 fn connections(log_probabilities: &TensorFact, targets: &TensorFact) -> Option<u64> {
     let (steps, targets) = (log_probabilities.sizes()?, targets.sizes()?);
     let ([steps, batch, _], [_, longest]) = (steps.as_slice(), targets.as_slice()) else { return None };

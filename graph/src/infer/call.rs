@@ -1,4 +1,4 @@
-//! `Call`: an operator at hand with its arguments as facts, which is all that a rule sees.
+//! `Call`: an operator with its arguments as facts, which is the whole input of a rule.
 
 use std::borrow::Cow;
 
@@ -11,21 +11,21 @@ use crate::{
     model::Argument,
 };
 
-/// Why a rule gives no result.
+/// Why a rule has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Something that the rule needs is not known.
+    /// A fact that the rule needs is unknown.
     Unknown,
-    /// The operator would refuse these arguments; the text says why.
+    /// The operator would reject these arguments, with the reason.
     Rejected(String),
 }
 
 /// The result of a rule.
 pub type Result<T = Fact> = std::result::Result<T, Stop>;
 
-/// Turns "not there" into [`Stop::Unknown`].
+/// Turns an absent value into [`Stop::Unknown`].
 pub trait Known<T> {
-    /// Returns the thing or stops.
+    /// Returns the value or stops.
     fn known(self) -> Result<T>;
 }
 
@@ -88,7 +88,7 @@ fn literal(constant: &Constant) -> Fact {
     }
 }
 
-/// An operator at hand.
+/// An operator with its arguments.
 pub struct Call<'a> {
     /// The name without name space and without the `_` of in-place operators: `relu`.
     pub name: &'a str,
@@ -114,12 +114,12 @@ impl<'a> Call<'a> {
         operators::find(self.name)
     }
 
-    /// Returns the rule of its sizes.
+    /// Returns its shape rule.
     pub fn shape_rule(&self) -> ShapeRule {
         self.row().map_or(ShapeRule::Unknown, |row| row.shape)
     }
 
-    /// Returns what it computes of plain numbers.
+    /// Returns its arithmetic on plain numbers.
     pub fn numbers(&self) -> Arithmetic {
         self.row().map_or(Arithmetic::Nothing, |row| row.numbers)
     }
@@ -150,7 +150,7 @@ impl<'a> Call<'a> {
         Some(self.at(position))
     }
 
-    /// Tells whether a named argument is there and not `None`.
+    /// Tells whether a named argument is present and not `None`.
     pub fn has(&self, name: &str) -> bool {
         !matches!(self.get(name), None | Some(Fact::None))
     }
@@ -160,7 +160,7 @@ impl<'a> Call<'a> {
         self.facts.iter().map(Cow::as_ref)
     }
 
-    /// Returns every tensor among the arguments, those in lists too.
+    /// Returns every tensor among the arguments, including those in lists.
     pub fn tensors(&self) -> Vec<&TensorFact> {
         self.facts().flat_map(Fact::tensors).collect()
     }
@@ -175,7 +175,7 @@ impl<'a> Call<'a> {
         self.get(name).and_then(Fact::tensor).known()
     }
 
-    /// Returns a named integer; `None` when absent, `None` or not known.
+    /// Returns a named integer; `None` if absent, `None` or unknown.
     pub fn int(&self, name: &str) -> Option<i64> {
         integer(self.get(name)?)
     }
@@ -199,7 +199,7 @@ impl<'a> Call<'a> {
         integers(self.get(name)?)
     }
 
-    /// Returns a named list of known integers, repeated to `length` when it has one item.
+    /// Returns a named list of known integers, repeated to `length` if it has one item.
     pub fn sizes(&self, name: &str, length: usize) -> Option<Vec<i64>> {
         let list: Option<Vec<i64>> = self.ints(name)?.into_iter().collect();
         match list? {
@@ -209,7 +209,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns a named dtype; `Ok(None)` when it is left out.
+    /// Returns a named dtype; `Ok(None)` if absent.
     pub fn dtype(&self, name: &str) -> Result<Option<DType>> {
         match self.get(name) {
             None | Some(Fact::None) => Ok(None),
@@ -222,7 +222,7 @@ impl<'a> Call<'a> {
         wrap(self.int(name).known()?, rank)
     }
 
-    /// Returns a named list of dimensions; all of them when it is left out or empty.
+    /// Returns a named list of dimensions; all of them if absent or empty.
     pub fn dims(&self, name: &str, rank: usize) -> Result<Vec<usize>> {
         match self.get(name) {
             None | Some(Fact::None) => Ok((0..rank).collect()),
@@ -246,7 +246,7 @@ pub fn wrap(dim: i64, rank: usize) -> Result<usize> {
     Ok(if dim < 0 { dim + limit } else { dim } as usize)
 }
 
-/// Returns an integer, also from a tensor that holds a known one.
+/// Returns an integer, also of a tensor with a known value.
 pub fn integer(fact: &Fact) -> Option<i64> {
     match fact {
         Fact::Int(value) => *value,
@@ -261,7 +261,7 @@ pub fn integer(fact: &Fact) -> Option<i64> {
     }
 }
 
-/// Returns a number, also from a tensor that holds a known one.
+/// Returns a number, also of a tensor with a known value.
 pub fn number(fact: &Fact) -> Option<Number> {
     match fact {
         Fact::Int(value) => value.map(Number::Int),
@@ -319,12 +319,12 @@ pub fn code_of_dtype(dtype: DType) -> i64 {
     (0..30).find(|code| dtype_from_code(*code) == Some(dtype)).expect("every dtype has a code below 30")
 }
 
-/// Returns a tensor's sizes, known or not, or stops when even their number is not known.
+/// Returns a tensor's sizes, known or not, or stops if even their number is unknown.
 pub fn shape(tensor: &TensorFact) -> Result<&Shape> {
     tensor.shape.as_ref().known()
 }
 
-/// Makes a fresh tensor, laid out in order.
+/// Makes a fresh, contiguous tensor.
 pub fn fresh(dtype: Option<DType>, shape: Shape) -> TensorFact {
     let strides = contiguous_strides(&shape);
     TensorFact { dtype, shape: Some(shape), strides, ..TensorFact::default() }
@@ -335,7 +335,7 @@ pub fn fresh_fact(dtype: Option<DType>, shape: Shape) -> Result {
     Ok(Fact::Tensor(fresh(dtype, shape)))
 }
 
-/// Returns the strides of a tensor laid out in order.
+/// Returns the strides of a contiguous tensor.
 pub fn contiguous_strides(shape: &[Dim]) -> Option<SmallVec<[u64; 4]>> {
     let mut strides: SmallVec<[u64; 4]> = SmallVec::from_elem(1, shape.len());
     let mut stride = 1_u64;
@@ -346,7 +346,7 @@ pub fn contiguous_strides(shape: &[Dim]) -> Option<SmallVec<[u64; 4]>> {
     Some(strides)
 }
 
-/// Makes a tensor that looks at another's storage.
+/// Makes a view of another tensor's storage.
 pub fn view(of: &TensorFact, shape: Shape, strides: Option<SmallVec<[u64; 4]>>) -> TensorFact {
     TensorFact { shape: Some(shape), strides, number: None, is_wrapped_number: false, ..of.clone() }
 }

@@ -23,7 +23,7 @@ rules! {
     boxes: Boxes | PositionSensitiveBoxes,
 }
 
-/// `conv1d`, `conv2d`, `conv3d`, `_convolution`, the transposed ones and their like.
+/// `conv1d`, `conv2d`, `conv3d`, `_convolution`, the transposed ones and similar operators.
 pub fn convolution(call: &Call<'_>) -> Result {
     let (input, weight) = (call.tensor("input").or_else(|_| call.first())?, call.tensor("weight")?);
     let (x, w) = (shape(input)?, shape(weight)?);
@@ -41,7 +41,7 @@ pub fn convolution(call: &Call<'_>) -> Result {
     } else {
         (w[1].map(|size| size.saturating_mul(groups)), w[0])
     };
-    agree(channels, expected, || "the input's channels are not those that the weight expects".to_string())?;
+    agree(channels, expected, || "the input's channels do not match the weight".to_string())?;
     let mut result = Shape::from_slice(&x[..x.len() - rank - 1]);
     result.push(made);
     let (stride, dilation) = (call.sizes("stride", rank).known()?, call.sizes("dilation", rank).known()?);
@@ -105,7 +105,7 @@ pub fn laid_out(sizes: &Shape, is_channels_last: bool) -> Option<SmallVec<[u64; 
     }
 }
 
-/// `max_pool2d`, `avg_pool1d` and their like.
+/// `max_pool2d`, `avg_pool1d` and similar operators.
 pub fn pool(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let x = shape(input)?;
@@ -138,7 +138,7 @@ pub fn pool(call: &Call<'_>) -> Result {
             .known()?;
         let rounded = if is_ceil { room.saturating_add(step - 1) } else { room };
         let mut out = rounded.div_euclid(step).saturating_add(1);
-        // A last window that would start in the padding on the right is left out.
+        // A last window that would start in the right padding is omitted.
         if is_ceil && (out - 1).saturating_mul(step) >= size.saturating_add(pad) {
             out -= 1;
         }
@@ -150,7 +150,7 @@ pub fn pool(call: &Call<'_>) -> Result {
     finish_pool(call, input, result)
 }
 
-/// `adaptive_avg_pool2d` and its like.
+/// `adaptive_avg_pool2d` and similar operators.
 pub fn adaptive_pool(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let x = shape(input)?;
@@ -166,7 +166,7 @@ pub fn adaptive_pool(call: &Call<'_>) -> Result {
 }
 
 fn finish_pool(call: &Call<'_>, input: &TensorFact, sizes: Shape) -> Result {
-    // Averages over the whole picture are computed as a mean, whose result is laid out in order.
+    // Averages over the whole image are computed as a mean, whose result is contiguous.
     let strides = laid_out(&sizes, input.is_channels_last());
     let result = TensorFact { strides, ..fresh(input.dtype, sizes) };
     let returns_indices = call.shape_rule() == ShapeRule::PoolWithIndices || call.n_outputs > 1;
@@ -184,7 +184,7 @@ fn check_spatial(x: &Shape, rank: usize) -> Result<()> {
     if x.len() == rank + 1 || x.len() == rank + 2 {
         Ok(())
     } else {
-        reject!("{rank} spatial dimensions are wanted, {} has not", show_shape(x))
+        reject!("{rank} spatial dimensions are needed, not those of {}", show_shape(x))
     }
 }
 
@@ -282,7 +282,7 @@ pub fn unfold(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, result)
 }
 
-/// `grid_sampler`: the input's channels on the grid's sizes.
+/// `grid_sampler`: the input's channels with the grid's sizes.
 pub fn grid_sample(call: &Call<'_>) -> Result {
     let (input, grid) = (call.tensor("input")?, call.tensor("grid")?);
     let (x, g) = (shape(input)?, shape(grid)?);
@@ -308,7 +308,7 @@ pub fn affine_grid(call: &Call<'_>) -> Result {
     fresh_fact(theta.dtype, result)
 }
 
-/// `torchvision::roi_align` and its like: one picture for each box.
+/// `torchvision::roi_align` and similar operators: one image per box.
 pub fn boxes(call: &Call<'_>) -> Result {
     let (input, rois) = (call.tensor("input")?, call.tensor("rois")?);
     let size = |name: &str| call.int(name).and_then(|size| u64::try_from(size).ok());

@@ -1,4 +1,4 @@
-//! `unsqueeze_copy` and the like: the result of a view, in memory of its own.
+//! `unsqueeze_copy` and similar operators: the result of a view, in memory of its own.
 
 use super::{
     call::{Call, Known, Result, fresh},
@@ -11,7 +11,7 @@ rules! {
     copied: CopyOfView,
 }
 
-/// Follows the view's rule, and lays out in order what it finds.
+/// Applies the view's rule, and makes the result contiguous.
 pub fn copied(call: &Call<'_>) -> Result {
     let name = call.name.strip_suffix("_copy").known()?;
     let view = rule(name).known()?;

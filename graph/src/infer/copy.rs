@@ -1,4 +1,4 @@
-//! Operators that move elements: joins, look-ups, padding, repetition.
+//! Operators that move elements: concatenation, look-ups, padding, repetition.
 
 use operators::ShapeRule;
 use tracer::DType;
@@ -44,7 +44,7 @@ rules! {
     shape_as_tensor: ShapeAsTensor,
 }
 
-/// Gives a tensor as many dimensions as an operator asks for.
+/// Adds the dimensions that an operator requires.
 fn lifted(tensor: &TensorFact, rule: ShapeRule) -> TensorFact {
     let mut lifted = tensor.clone();
     let Some(sizes) = &mut lifted.shape else { return lifted };
@@ -109,7 +109,7 @@ pub fn cat(call: &Call<'_>) -> Result {
     let mut total = Some(0_u64);
     for tensor in &all {
         let sizes = shape(tensor)?;
-        // torch lets an empty vector join anything.
+        // torch lets an empty vector be joined with anything.
         if sizes.as_slice() == [Some(0)] && rank != 1 {
             continue;
         }
@@ -156,11 +156,11 @@ pub fn stack(call: &Call<'_>) -> Result {
     fresh_fact(dtype, sizes)
 }
 
-/// `pad_sequence`: sequences side by side, each as long as the longest.
+/// `pad_sequence`: a batch of sequences, each padded to the longest.
 pub fn pad_sequence(call: &Call<'_>) -> Result {
     let all = call.at(0).tensors();
     let first = all.first().known()?;
-    let Some((longest, rest)) = shape(first)?.split_first() else { reject!("a number is no sequence") };
+    let Some((longest, rest)) = shape(first)?.split_first() else { reject!("a number is not a sequence") };
     let (mut longest, mut rest) = (*longest, Shape::from_slice(rest));
     for tensor in &all {
         let own = shape(tensor)?;
@@ -181,7 +181,7 @@ pub fn pad_sequence(call: &Call<'_>) -> Result {
     fresh_fact(first.dtype, front.into_iter().chain(rest).collect())
 }
 
-/// `index`: with integer or boolean tensors, some left out.
+/// `index`: with integer or boolean tensors, some absent.
 pub fn index(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let sizes = shape(input)?;
@@ -189,7 +189,7 @@ pub fn index(call: &Call<'_>) -> Result {
     let mut result = Shape::new();
     let mut at = 0;
     let mut indexed: Vec<Shape> = Vec::new();
-    // Where the indexed dimensions stand in the result, and whether they stand side by side.
+    // The position of the indexed dimensions in the result, and whether they are adjacent.
     let (mut place, mut is_adjacent, mut last) = (None, true, None);
     for index in indices {
         match index {
@@ -239,7 +239,7 @@ pub fn embedding(call: &Call<'_>) -> Result {
     fresh_fact(weight.dtype, sizes)
 }
 
-/// `embedding_bag`: a row for each bag.
+/// `embedding_bag`: one row per bag.
 pub fn embedding_bag(call: &Call<'_>) -> Result {
     let (weight, indices, offsets) =
         (call.tensor("weight")?, call.tensor("indices")?, call.tensor("offsets")?);
@@ -280,7 +280,7 @@ pub fn index_select(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
-/// `scatter`, `index_add`, `masked_fill` by value, `index_put`: the first operand's sizes, laid out in order.
+/// `scatter`, `index_add`, `masked_fill` by value, `index_put`: the first operand's sizes, contiguous.
 pub fn like_first(call: &Call<'_>) -> Result {
     let input = call.first()?;
     fresh_fact(input.dtype, shape(input)?.clone())
@@ -376,7 +376,7 @@ pub fn one_hot(call: &Call<'_>) -> Result {
     fresh_fact(Some(DType::Int64), sizes)
 }
 
-/// `searchsorted`, `bucketize`: positions for each value.
+/// `searchsorted`, `bucketize`: one position per value.
 pub fn search(call: &Call<'_>) -> Result {
     let value = call.get("self").and_then(Fact::tensor).known()?;
     let dtype = if call.flag("out_int32") == Some(true) { DType::Int32 } else { DType::Int64 };
@@ -423,7 +423,7 @@ pub fn diagonal_matrix(call: &Call<'_>) -> Result {
     }
 }
 
-/// `tensordot`: the dimensions that are left.
+/// `tensordot`: the remaining dimensions.
 pub fn tensordot(call: &Call<'_>) -> Result {
     let (a, b) = (call.tensor("self")?, call.tensor("other")?);
     let (x, y) = (shape(a)?, shape(b)?);
@@ -442,7 +442,7 @@ pub fn fourier(call: &Call<'_>) -> Result {
     let asked = call.get("s").or(call.get("n")).and_then(integers);
     let dims = match (call.get("dim"), &asked) {
         (Some(Fact::List(_) | Fact::Int(_)), _) => call.dims("dim", sizes.len())?,
-        // The last ones, as many as sizes are asked for.
+        // The last ones, as many as the given sizes.
         (_, Some(asked)) => (sizes.len().saturating_sub(asked.len())..sizes.len()).collect(),
         _ => (0..sizes.len()).collect(),
     };
@@ -565,19 +565,19 @@ pub fn sequence(call: &Call<'_>) -> Result {
     }
 }
 
-/// `_shape_as_tensor`: one number for each dimension.
+/// `_shape_as_tensor`: one number per dimension.
 pub fn shape_as_tensor(call: &Call<'_>) -> Result {
     fresh_fact(Some(DType::Int64), std::iter::once(Some(shape(call.first()?)?.len() as u64)).collect())
 }
 
-/// `multinomial`: drawn positions.
+/// `multinomial`: sampled positions.
 pub fn multinomial(call: &Call<'_>) -> Result {
     let mut sizes = shape(call.first()?)?.clone();
     *sizes.last_mut().known()? = call.int("num_samples").and_then(|n| u64::try_from(n).ok());
     fresh_fact(Some(DType::Int64), sizes)
 }
 
-/// `roll`, `flip`, `tril`: moved within the same sizes; strides kept where dense.
+/// `roll`, `flip`, `tril`: the same sizes; strides are kept if dense.
 pub fn moved(call: &Call<'_>) -> Result {
     let input = call.first()?;
     for name in ["dims", "dim"] {
@@ -590,7 +590,7 @@ pub fn moved(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(super::elementwise::like(input, input.dtype)))
 }
 
-/// `diff`: one fewer for each round, more with what is put before and after.
+/// `diff`: one fewer per round, more with what is prepended and appended.
 pub fn difference(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let mut sizes = shape(input)?.clone();
@@ -610,7 +610,7 @@ pub fn difference(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
-/// `histc`: one count for each bin.
+/// `histc`: one count per bin.
 pub fn histogram(call: &Call<'_>) -> Result {
     let bins = call.int("bins").and_then(|bins| u64::try_from(bins).ok());
     fresh_fact(call.first()?.dtype, Shape::from_slice(&[bins]))

@@ -59,7 +59,7 @@ pub fn rounding(call: &Call<'_>) -> Result {
     })
 }
 
-/// `clamp` and its like: the same, unless a bound is a tensor.
+/// `clamp` and similar operators: the same, unless a bound is a tensor.
 pub fn clamp(call: &Call<'_>) -> Result {
     let input = call.first()?;
     if call.tensors().len() > 1 {
@@ -71,7 +71,7 @@ pub fn clamp(call: &Call<'_>) -> Result {
 
 /// Integers become floats.
 pub fn unary_float(call: &Call<'_>) -> Result {
-    // The order of `polygamma` stands before the tensor.
+    // The order of `polygamma` precedes the tensor.
     let Ok(input) = call.first().or_else(|_| call.tensor("self")) else { return number::fold(call) };
     let number = input.number.and_then(|value| number::unary_number(call.numbers(), value));
     Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype.map(float_of)) }))
@@ -93,7 +93,7 @@ pub fn absolute(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(TensorFact { number, ..like(input, input.dtype.map(real_of)) }))
 }
 
-/// Soft-maxima and running sums: same sizes, `dtype` as asked.
+/// Softmax and cumulative sums: same sizes, with the given `dtype`.
 pub fn same_with_dtype(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let asked = call.dtype("dtype")?;
@@ -116,7 +116,7 @@ pub fn promoting(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(TensorFact { number: known, ..combine(call, dtype)? }))
 }
 
-/// `where`: of the second and third operand. `where(condition)` lists the places, one list for each dimension.
+/// `where`: of the second and third operand. `where(condition)` lists the positions, one list per dimension.
 pub fn choosing(call: &Call<'_>) -> Result {
     if call.len() == 1 {
         return places_by_dimension(call);
@@ -128,7 +128,7 @@ pub fn choosing(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(combine(call, dtype)?))
 }
 
-/// `nonzero_numpy`, `where(condition)`: one list of places for each dimension.
+/// `nonzero_numpy`, `where(condition)`: one list of positions per dimension.
 pub fn places_by_dimension(call: &Call<'_>) -> Result {
     let rank = shape(call.first()?)?.len();
     let places = TensorFact { strides: None, ..fresh(Some(DType::Int64), Shape::from_slice(&[None])) };
@@ -170,7 +170,7 @@ pub fn comparing(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(TensorFact { number: known, ..combine(call, Some(DType::Bool))? }))
 }
 
-/// `complex` and `polar`: two real tensors make one of complex numbers.
+/// `complex` and `polar`: two real tensors make a complex one.
 pub fn pairing(call: &Call<'_>) -> Result {
     let dtype = promote(&operands(call)).filter(|dtype| matches!(dtype, DType::Float32 | DType::Float64));
     Ok(Fact::Tensor(combine(call, dtype.map(complex_of))?))
@@ -182,7 +182,7 @@ pub fn keeping(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(combine(call, dtype)?))
 }
 
-/// `masked_scatter`: the source is taken from as it lies in memory, whatever its sizes are.
+/// `masked_scatter`: elements are taken from the source in memory order, whatever its sizes.
 pub fn scattering(call: &Call<'_>) -> Result {
     let (first, mask) = (call.first()?, call.tensor("mask")?);
     let sizes = broadcast(&[shape(first)?, shape(mask)?])?;
@@ -192,14 +192,14 @@ pub fn scattering(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(fresh(first.dtype, sizes)))
 }
 
-/// `float_power`: in double precision, whatever the operands are.
+/// `float_power`: in double precision, whatever the operands.
 pub fn double(call: &Call<'_>) -> Result {
     let dtype = promote(&operands(call))
         .map(|dtype| if dtype.is_complex() { DType::Complex128 } else { DType::Float64 });
     Ok(Fact::Tensor(combine(call, dtype)?))
 }
 
-/// `isin`: asked of each element.
+/// `isin`: one boolean per element.
 pub fn member(call: &Call<'_>) -> Result {
     match call.get("elements") {
         Some(Fact::Tensor(elements)) => Ok(Fact::Tensor(like(elements, Some(DType::Bool)))),
@@ -214,7 +214,7 @@ pub fn distance(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(fresh(dtype, Shape::new())))
 }
 
-/// `prelu`: one slope for all elements, or one for each channel.
+/// `prelu`: one slope for all elements, or one per channel.
 pub fn sloped(call: &Call<'_>) -> Result {
     let input = call.first()?;
     if let (Some(sizes), Some(slopes)) = (&input.shape, call.tensor("weight")?.sizes()) {
@@ -243,7 +243,7 @@ pub fn loss(call: &Call<'_>) -> Result {
             kept.remove(usize::from(sizes.len() > 1));
             Ok(Fact::Tensor(fresh(input.dtype, kept)))
         }
-        // A number for each sample; in connectionist classification samples stand behind steps.
+        // One number per sample; in CTC the samples come after the steps.
         ShapeRule::CtcLoss => {
             let sizes = shape(input)?;
             let kept = if sizes.len() > 2 { Shape::from_slice(&[sizes[1]]) } else { Shape::new() };
@@ -277,7 +277,7 @@ pub fn halving(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(fresh(input.dtype, sizes)))
 }
 
-/// An operand's part in type promotion.
+/// An operand's rank in type promotion.
 #[derive(Clone, Copy)]
 enum Rank {
     WrappedNumber,
@@ -288,7 +288,7 @@ enum Rank {
 fn operands(call: &Call<'_>) -> SmallVec<[(Option<DType>, Rank); 4]> {
     let takes_part = |(position, fact): (usize, &Fact)| match fact {
         Fact::Tensor(tensor) => {
-            // A plain number is of torch's default dtypes, in whatever tensor it was put.
+            // A plain number has torch's default dtypes, whatever tensor holds it.
             let plain = |dtype| match dtype {
                 DType::Float64 => DType::Float32,
                 DType::Complex128 => DType::Complex64,
@@ -301,7 +301,7 @@ fn operands(call: &Call<'_>) -> SmallVec<[(Option<DType>, Rank); 4]> {
             };
             Some((tensor.dtype, rank))
         }
-        // `alpha` and `rounding_mode` come later and take no part.
+        // `alpha` and `rounding_mode` come later and do not take part.
         _ if position > 1 && call.shape_rule() != ShapeRule::Where => None,
         Fact::Int(_) => Some((Some(DType::Int64), Rank::WrappedNumber)),
         Fact::Float(_) => Some((Some(DType::Float32), Rank::WrappedNumber)),
@@ -312,7 +312,7 @@ fn operands(call: &Call<'_>) -> SmallVec<[(Option<DType>, Rank); 4]> {
 }
 
 /// Returns the dtype of a result: tensors with dimensions first, then those without, then plain numbers; a later rank
-/// counts only when its kind (bool, integer, float, complex) is higher.
+/// counts only if its kind (bool, integer, float, complex) is higher.
 fn promote(operands: &[(Option<DType>, Rank)]) -> Option<DType> {
     let mut by_rank: [Option<DType>; 3] = [None; 3];
     for (dtype, rank) in operands {
@@ -320,10 +320,14 @@ fn promote(operands: &[(Option<DType>, Rank)]) -> Option<DType> {
         let slot = &mut by_rank[2 - *rank as usize];
         *slot = Some(slot.map_or(dtype, |other| promote_pair(other, dtype)));
     }
-    by_rank.into_iter().flatten().reduce(|result, next| match kind(next) > kind(result) {
-        true if next.is_complex() && result.is_float() => promote_pair(next, result),
-        true => next,
-        false => result,
+    by_rank.into_iter().flatten().reduce(|result, next| {
+        if kind(next) <= kind(result) {
+            result
+        } else if next.is_complex() && result.is_float() {
+            promote_pair(next, result)
+        } else {
+            next
+        }
     })
 }
 
@@ -369,7 +373,7 @@ pub(crate) fn real_of(dtype: DType) -> DType {
     }
 }
 
-/// Returns the type of complex numbers of such parts.
+/// Returns the complex type for parts of a type.
 pub(crate) fn complex_of(dtype: DType) -> DType {
     match dtype {
         DType::Float64 | DType::Complex128 => DType::Complex128,
@@ -392,7 +396,7 @@ fn combine(call: &Call<'_>, dtype: Option<DType>) -> Result<TensorFact> {
     Ok(TensorFact { dtype, shape: Some(sizes), strides, is_wrapped_number, ..TensorFact::default() })
 }
 
-/// Returns a tensor of the same sizes, keeping strides when the operand is dense.
+/// Returns a tensor of the same sizes, with the operand's strides if it is dense.
 pub fn like(input: &TensorFact, dtype: Option<DType>) -> TensorFact {
     let strides = input.shape.as_ref().and_then(|sizes| combined_strides(&[input], sizes));
     TensorFact { dtype, shape: input.shape.clone(), strides, ..TensorFact::default() }
@@ -484,7 +488,7 @@ fn combined_strides(tensors: &[&TensorFact], sizes: &Shape) -> Option<SmallVec<[
     Some(strides)
 }
 
-/// `type_as`, `to`, `float`, `half`, `bfloat16`, `double`, `int`, `long`, `bool`: the same tensor when nothing changes.
+/// `type_as`, `to`, `float`, `half`, `bfloat16`, `double`, `int`, `long`, `bool`: the same tensor if nothing changes.
 pub fn cast(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let rule = call.shape_rule();

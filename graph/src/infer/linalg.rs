@@ -1,4 +1,4 @@
-//! Linear algebra: solvers and factors of batches of matrices, which LAPACK writes column after column.
+//! Linear algebra: solvers and factors of batches of matrices, which LAPACK writes column by column.
 
 use operators::ShapeRule;
 use tracer::DType;
@@ -53,11 +53,11 @@ pub fn square(call: &Call<'_>) -> Result {
     match sizes.as_slice() {
         [.., Some(rows), Some(columns)] if rows != columns => reject!("{} is not square", show_shape(sizes)),
         [.., _, _] => Ok(by_columns(input.dtype, sizes.clone())),
-        _ => reject!("{} is no matrix", show_shape(sizes)),
+        _ => reject!("{} is not a matrix", show_shape(sizes)),
     }
 }
 
-/// A fresh matrix as LAPACK writes it: column after column.
+/// A fresh matrix in LAPACK's order: column by column.
 fn by_columns(dtype: Option<DType>, sizes: Shape) -> Fact {
     let (rows, columns) = (sizes.len() - 2, sizes.len() - 1);
     let mut turned = sizes.clone();
@@ -69,7 +69,7 @@ fn by_columns(dtype: Option<DType>, sizes: Shape) -> Fact {
     Fact::Tensor(TensorFact { strides, ..fresh(dtype, sizes) })
 }
 
-/// The last two sizes of a matrix and those before them.
+/// The last two sizes of a matrix and the sizes before them.
 struct Matrix {
     batch: Shape,
     rows: Dim,
@@ -83,7 +83,7 @@ impl Matrix {
             [batch @ .., rows, columns] => {
                 Ok(Self { batch: Shape::from_slice(batch), rows: *rows, columns: *columns })
             }
-            _ => reject!("{} is no matrix", show_shape(sizes)),
+            _ => reject!("{} is not a matrix", show_shape(sizes)),
         }
     }
 
@@ -121,7 +121,7 @@ fn real(dtype: Option<DType>) -> Option<DType> {
 /// Exit codes and pivots.
 const WHOLE: Option<DType> = Some(DType::Int32);
 
-/// `linalg_det`, `logdet`, `linalg_slogdet`: a number for each matrix, two with the sign apart.
+/// `linalg_det`, `logdet`, `linalg_slogdet`: one number per matrix, two with a separate sign.
 pub fn determinant(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let matrix = Matrix::square(input)?;
@@ -193,7 +193,7 @@ pub fn singular(call: &Call<'_>) -> Result {
     }
     let (left, right) = if is_full { (matrix.rows, matrix.columns) } else { (least, least) };
     let u = by_columns(input.dtype, matrix.with(&[matrix.rows, left]));
-    // The old form gives V where the new one gives its transpose.
+    // The old form returns V, the new one its transpose.
     let v = if is_old {
         in_order(input.dtype, matrix.with(&[matrix.columns, right]))
     } else {
@@ -220,7 +220,7 @@ pub fn orthogonal(call: &Call<'_>) -> Result {
     Ok(Fact::List(vec![q, by_columns(input.dtype, matrix.with(&[inner, matrix.columns]))]))
 }
 
-/// `geqrf`: reflections below the diagonal, and a number for each.
+/// `geqrf`: reflections below the diagonal, and one number for each.
 pub fn reflections(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let matrix = Matrix::of(input)?;
@@ -228,7 +228,7 @@ pub fn reflections(call: &Call<'_>) -> Result {
     Ok(Fact::List(vec![by_columns(input.dtype, shape(input)?.clone()), numbers]))
 }
 
-/// `linalg_householder_product`, `orgqr` and `ormqr`: the sizes of what is multiplied.
+/// `linalg_householder_product`, `orgqr` and `ormqr`: the sizes of the multiplied matrix.
 pub fn reflected(call: &Call<'_>) -> Result {
     let input = call.get("input3").or(call.get("input")).or(call.get("self"));
     let input = input.and_then(Fact::tensor).known()?;
@@ -252,7 +252,7 @@ pub fn factored(call: &Call<'_>) -> Result {
     Ok(Fact::List(all))
 }
 
-/// `linalg_lu`, `lu_unpack`: `P [m, m]`, `L [m, k]`, `U [k, n]`; what is not asked for is empty.
+/// `linalg_lu`, `lu_unpack`: `P [m, m]`, `L [m, k]`, `U [k, n]`; results that are not requested are empty.
 pub fn triangles(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let matrix = Matrix::of(input)?;
@@ -270,18 +270,18 @@ pub fn triangles(call: &Call<'_>) -> Result {
     ]))
 }
 
-/// Tells whether the right side of a system is a vector for each matrix: either plainly so, or its sizes are the
+/// Tells whether the right side of a system has one vector per matrix: either plainly so, or its sizes are the
 /// matrices' without the last.
 fn is_vector(matrices: &Shape, right: &Shape) -> bool {
     right.len() == 1 || matrices.split_last().is_some_and(|(_, rest)| rest == right.as_slice())
 }
 
-/// Sizes of two batches together.
+/// The broadcast sizes of two batches.
 fn together(a: &Matrix, b: &Matrix) -> Result<Shape> {
     broadcast(&[&a.batch, &b.batch])
 }
 
-/// `linalg_solve`, `linalg_solve_ex`: the right side's sizes, batches spread over both; a vector stays one.
+/// `linalg_solve`, `linalg_solve_ex`: the right side's sizes, with broadcast batches; a vector stays one.
 pub fn system(call: &Call<'_>) -> Result {
     let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
     let matrix = Matrix::square(a)?;
@@ -294,7 +294,7 @@ pub fn system(call: &Call<'_>) -> Result {
         sizes.push(*last);
         match sizes.len() {
             1 => in_order(b.dtype, sizes),
-            // Two last dimensions are written as those of a matrix, whatever they mean.
+            // The last two dimensions are written as a matrix, whatever they mean.
             _ => by_columns(b.dtype, sizes),
         }
     } else {
@@ -309,7 +309,7 @@ pub fn system(call: &Call<'_>) -> Result {
         return Ok(solution);
     }
     let code = in_order(WHOLE, matrix.batch.clone());
-    // The form that others are made of gives the factors, too.
+    // The underlying form also returns the factors.
     Ok(Fact::List(match call.n_outputs {
         2 => vec![solution, code],
         _ => {
@@ -318,8 +318,8 @@ pub fn system(call: &Call<'_>) -> Result {
     }))
 }
 
-/// `cholesky_solve`, `lu_solve`, `linalg_lu_solve`, `linalg_ldl_solve`, `triangular_solve`: from factors, the right side's
-/// sizes with batches spread.
+/// `cholesky_solve`, `lu_solve`, `linalg_lu_solve`, `linalg_ldl_solve`, `triangular_solve`: from factors, the right
+/// side's sizes with broadcast batches.
 pub fn solved_from_factors(call: &Call<'_>) -> Result {
     let (factors, right) = match call.shape_rule() {
         ShapeRule::FactorsFirst => (call.at(0), call.at(2)),
@@ -338,8 +338,8 @@ pub fn solved_from_factors(call: &Call<'_>) -> Result {
     }
 }
 
-/// `linalg_lstsq`: a solution for each right side. What comes beside it is there or empty, as the driver and the ranks
-/// have it.
+/// `linalg_lstsq`: one solution per right side. The further results are present or empty, depending on the driver and
+/// the ranks.
 pub fn least_squares(call: &Call<'_>) -> Result {
     let (a, b) = (call.at(0).tensor().known()?, call.at(1).tensor().known()?);
     let matrix = Matrix::of(a)?;
@@ -367,7 +367,7 @@ pub fn pseudo_inverse(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, matrix.with(&[matrix.columns, matrix.rows]))
 }
 
-/// `linalg_matrix_rank`, `linalg_cond`: a number for each matrix.
+/// `linalg_matrix_rank`, `linalg_cond`: one number per matrix.
 pub fn measured(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let is_condition = call.shape_rule() == ShapeRule::Condition;

@@ -25,7 +25,7 @@ rules! {
     native_attention: NativeAttention,
 }
 
-/// Checks that two sizes that must be equal are, as far as known, and returns what is known.
+/// Checks that two sizes are equal, as far as known, and returns the known one.
 pub fn agree(a: Dim, b: Dim, what: impl FnOnce() -> String) -> Result<Dim> {
     match (a, b) {
         (Some(x), Some(y)) if x != y => reject!("{}: {x} against {y}", what()),
@@ -125,7 +125,7 @@ pub fn exact(call: &Call<'_>) -> Result {
     fresh_fact(a.dtype, product(x, y)?)
 }
 
-/// `addmm`, `baddbmm`, `addmv`, `addbmm`, `addr`: a product added to something.
+/// `addmm`, `baddbmm`, `addmv`, `addbmm`, `addr`: a product added to an operand.
 pub fn adding(call: &Call<'_>) -> Result {
     let added = call.at(0).tensor().known()?;
     let (a, b) = (call.at(1).tensor().known()?, call.at(2).tensor().known()?);
@@ -161,7 +161,7 @@ pub fn einsum(call: &Call<'_>) -> Result {
 
 /// An einsum equation with its sizes.
 pub struct Einsum {
-    /// Letters of each operand; an ellipsis stands as capital-like private letters.
+    /// Letters of each operand; an ellipsis becomes private letters.
     pub operands: Vec<Vec<char>>,
     /// Letters of the result.
     pub output: Vec<char>,
@@ -169,18 +169,18 @@ pub struct Einsum {
     pub sizes: BTreeMap<char, Dim>,
 }
 
-/// One product of `einsum`: two terms of a list leave it, and their product comes back.
+/// One product of `einsum`: two terms are removed from a list, and their product is added.
 pub struct Product {
-    /// Position of the term that stands first.
+    /// Position of the first term.
     pub left: usize,
-    /// Position of the other, behind it.
+    /// Position of the second term, after the first.
     pub right: usize,
     /// The position of the product once both are consumed.
     pub place: usize,
 }
 
 impl Product {
-    /// Takes both terms out of the list.
+    /// Removes both terms from the list.
     pub fn take<T>(&self, terms: &mut Vec<T>) -> (T, T) {
         let right = terms.remove(self.right);
         (terms.remove(self.left), right)
@@ -248,9 +248,9 @@ impl Einsum {
         Ok((Self::parse(equation, &tensors)?, tensors))
     }
 
-    /// Returns the products in the order in which they run.
+    /// Returns the products in execution order.
     ///
-    /// Without a path operands are taken from left to right; the results of a path's steps go to the end.
+    /// Without a path operands are taken from left to right; the results of a path's steps are appended.
     pub fn products(&self, call: &Call<'_>) -> Result<Vec<Product>> {
         let mut path = call.ints("path").unwrap_or_default().into_iter();
         let products = (2..=self.operands.len()).rev().map(|n_terms| {
@@ -331,9 +331,8 @@ pub fn attention(call: &Call<'_>) -> Result {
     })
 }
 
-/// Tells whether attention runs as two products with a softmax between: no fused kernel learns a mask, spreads a
-/// head, takes other than four dimensions, a value that is wider than the query, or heads whose numbers do not lie side
-/// by side.
+/// Tells whether attention runs as two products with a softmax between: no fused kernel supports a trained mask, heads
+/// to be expanded, other than four dimensions, a value wider than the query, or heads whose numbers are not contiguous.
 pub fn attention_by_parts(call: &Call<'_>) -> bool {
     let heads = |name: &str| {
         let shape = call.tensor(name).ok()?.shape.as_ref()?;

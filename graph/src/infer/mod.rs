@@ -1,7 +1,7 @@
-//! Shapes and dtypes without running anything: one rule for each family of operators.
+//! Shapes and dtypes without running anything: one rule per family of operators.
 //!
-//! A rule sees a [`Call`] (arguments as facts) and returns what comes out. A result whose `storage` is `None` is fresh
-//! memory; one that carries an operand's storage is a view of it.
+//! A rule takes a [`Call`] (arguments as facts) and returns the results. A result whose `storage` is `None` is fresh
+//! memory; one with an operand's storage is a view of it.
 
 pub(crate) mod call;
 mod convolution;

@@ -1,4 +1,4 @@
-//! Norms: the input's sizes; the native forms return statistics beside it.
+//! Norms: the input's sizes; the native forms also return statistics.
 
 use operators::ShapeRule;
 
@@ -64,7 +64,7 @@ fn check(call: &Call<'_>, input: &TensorFact) -> Result<()> {
     Ok(())
 }
 
-/// `local_response_norm`, `normalize`, `renorm` and others that keep sizes, laid out in order.
+/// `local_response_norm`, `normalize`, `renorm` and other operators that keep sizes, with a contiguous result.
 pub fn same_sizes(call: &Call<'_>) -> Result {
     let input = call.first()?;
     Ok(Fact::Tensor(fresh(input.dtype, shape(input)?.clone())))

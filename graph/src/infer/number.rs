@@ -1,4 +1,4 @@
-//! Numbers, lists and sizes: the arithmetic around shapes that a trace carries along.
+//! Numbers, lists and sizes: the arithmetic around shapes in a trace.
 
 use operators::{Arithmetic, ShapeRule};
 use tracer::DType;
@@ -33,7 +33,7 @@ pub fn size(call: &Call<'_>) -> Result {
     }
 }
 
-/// `aten::dim`, `aten::numel`, `aten::len` and the like: questions about a tensor or a list.
+/// `aten::dim`, `aten::numel`, `aten::len` and similar operators: properties of a tensor or a list.
 pub fn question(call: &Call<'_>) -> Result {
     let count = |count: u64| Fact::Int(i64::try_from(count).ok());
     let rule = call.shape_rule();
@@ -74,7 +74,7 @@ pub fn question(call: &Call<'_>) -> Result {
             }
         }
         (ShapeRule::IsCpu, _) => Fact::Bool(Some(true)),
-        // Questions of yes or no, also those above where what is asked is no tensor.
+        // Boolean properties, also for arguments that are not tensors.
         (ShapeRule::Question | ShapeRule::IsFloatingPoint | ShapeRule::IsComplex, _) => Fact::Bool(None),
         (ShapeRule::Text, _) => Fact::Str(String::new()),
         _ => Fact::Unknown,
@@ -154,7 +154,7 @@ pub fn item(call: &Call<'_>) -> Result {
     }
 }
 
-/// `prim::ListUnpack`, `prim::TupleUnpack`: the caller spreads the list, but not over one value.
+/// `prim::ListUnpack`, `prim::TupleUnpack`: the caller distributes the list, unless there is one value.
 pub fn first(call: &Call<'_>) -> Result {
     match call.at(0) {
         Fact::List(items) if call.n_outputs == 1 => Ok(items.first().cloned().unwrap_or_default()),
@@ -167,7 +167,7 @@ pub fn list(call: &Call<'_>) -> Result {
     Ok(Fact::List(call.facts().cloned().collect()))
 }
 
-/// `prim::DictConstruct`: keys and values in turn.
+/// `prim::DictConstruct`: alternating keys and values.
 pub fn dictionary(call: &Call<'_>) -> Result {
     let facts: Vec<&Fact> = call.facts().collect();
     let pairs = facts.chunks_exact(2).map(|pair| match pair[0] {
@@ -188,7 +188,7 @@ pub fn dictionary_parts(call: &Call<'_>) -> Result {
     }))
 }
 
-/// `aten::list`, `annotate` and other copies of what is there.
+/// `aten::list`, `annotate` and other copies.
 pub fn same(call: &Call<'_>) -> Result {
     match call.at(0) {
         Fact::None => Ok(Fact::None),
@@ -212,7 +212,7 @@ pub fn fold(call: &Call<'_>) -> Result {
         });
     }
     if let (Fact::List(items), Arithmetic::Multiply, Some(times)) = (a, numbers, integer(b)) {
-        // A list that is longer than any shape is not evaluated.
+        // A list longer than any shape is not evaluated.
         let times = if items.is_empty() { 0 } else { usize::try_from(times).unwrap_or(0) };
         return match times.checked_mul(items.len()) {
             Some(length) if length <= 4096 => {
@@ -261,12 +261,12 @@ fn list_fold(numbers: Arithmetic, items: &[Fact]) -> Fact {
     })
 }
 
-/// Tells whether a truth value comes of two numbers.
+/// Tells whether the result for two numbers is a boolean.
 fn is_truth(numbers: Arithmetic) -> bool {
     numbers.compares() || matches!(numbers, Arithmetic::And | Arithmetic::Or | Arithmetic::Contains)
 }
 
-/// Computes `a / b`, rounded as `rounding_mode` says.
+/// Computes `a / b`, rounded by `rounding_mode`.
 pub fn divide(call: &Call<'_>) -> Option<Number> {
     let (a, b) = (number(call.at(0))?, number(call.at(1))?);
     match call.get("rounding_mode") {
@@ -379,7 +379,7 @@ pub fn unary_number(numbers: Arithmetic, value: Number) -> Option<Number> {
     }))
 }
 
-/// Returns an integer as `int()` makes it.
+/// Returns an integer in the way of `int()`.
 pub fn truncated(fact: &Fact) -> Option<i64> {
     match number(fact)? {
         Number::Int(value) => Some(value),
@@ -397,7 +397,7 @@ pub fn from_number(number: Number) -> Fact {
     }
 }
 
-/// Clamps a known number between `min` and `max`, each of which may be left out.
+/// Clamps a known number between `min` and `max`, each of which may be absent.
 pub fn clamped(call: &Call<'_>, value: Number) -> Option<Number> {
     let mut result = value;
     for (bound, is_lower) in [("min", true), ("max", false)] {

@@ -19,19 +19,19 @@ rules! {
 pub struct Recurrence {
     /// Steps in time.
     pub steps: Option<u64>,
-    /// Sequences side by side; 1 for packed ones, whose steps stand one after the other.
+    /// Sequences of a batch; 1 for packed ones, whose steps are concatenated.
     pub batch: Option<u64>,
     /// Sequences, packed or not.
     pub sequences: Option<u64>,
     /// Size of the hidden state.
     pub hidden: Option<u64>,
-    /// Size of what goes out, smaller than `hidden` with projections.
+    /// Size of the output, smaller than `hidden` with projections.
     pub output: Option<u64>,
-    /// Layers on top of each other.
+    /// Stacked layers.
     pub layers: u64,
     /// 2 when bidirectional.
     pub directions: u64,
-    /// Matrices of each layer and direction: rows, columns and what they multiply.
+    /// Matrices of each layer and direction: rows, columns and their operand.
     pub matrices: Vec<(u64, u64, Factor)>,
 }
 
@@ -40,9 +40,9 @@ pub struct Recurrence {
 pub enum Factor {
     /// The layer's input.
     Input,
-    /// The hidden state of the step before.
+    /// The hidden state of the previous step.
     State,
-    /// The hidden state of this step, on its way out.
+    /// The hidden state of this step, before the projection.
     Projection,
 }
 
@@ -54,7 +54,7 @@ pub fn recurrence(call: &Call<'_>) -> Result<Recurrence> {
     let (steps, batch) = match (x.as_slice(), is_batch_first) {
         ([batch, steps, _], true) => (*steps, *batch),
         ([steps, batch, _], false) => (*steps, *batch),
-        // Packed sequences: all steps of all sequences one after the other.
+        // Packed sequences: all steps of all sequences, concatenated.
         ([steps, _], _) => (*steps, Some(1)),
         _ => reject!("a recurrent layer over {}", show_shape(x)),
     };
@@ -116,7 +116,7 @@ pub fn recurrent(call: &Call<'_>) -> Result {
     };
     let mut output = fresh(input.dtype, sizes.clone());
     if call.flag("batch_first") == Some(true) && x.len() == 3 {
-        // Computed with the steps first and turned round.
+        // Computed with the steps first, then transposed.
         let turned = super::call::contiguous_strides(&[sizes[1], sizes[0], sizes[2]]);
         let strides = turned.map(|s| [s[1], s[0], s[2]].into_iter().collect());
         output = TensorFact { strides, ..output };

@@ -120,7 +120,7 @@ pub fn sorting(call: &Call<'_>) -> Result {
     })
 }
 
-/// Returns the sizes after reducing over `dim`, keeping ones with `keepdim`.
+/// Returns the sizes after reducing over `dim`, with ones for `keepdim`.
 fn reduced(call: &Call<'_>, input: &TensorFact) -> Result<Shape> {
     let sizes = shape(input)?;
     let dims = call.dims("dim", sizes.len())?;

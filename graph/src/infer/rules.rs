@@ -2,10 +2,10 @@
 
 use super::call::{Call, Result};
 
-/// Says what comes out of an operator.
+/// Infers the results of an operator.
 pub(super) type Infer = fn(&Call<'_>) -> Result;
 
-/// Lists a module's functions, each with the rules of the table of operators that it follows.
+/// Lists a module's functions, each with its rules in the table of operators.
 macro_rules! rules {
     ($($function:ident: $($rule:ident)|+,)+) => {
         /// Returns the function of a rule, if it is in this module.

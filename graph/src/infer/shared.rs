@@ -25,12 +25,12 @@ fn degree(call: &Call<'_>) -> Result<u64> {
 
 fn divided(size: Dim, by: u64) -> Result<Dim> {
     match size {
-        Some(size) if !size.is_multiple_of(by) => reject!("{size} is no multiple of {by}"),
+        Some(size) if !size.is_multiple_of(by) => reject!("{size} is not a multiple of {by}"),
         size => Ok(size.map(|size| size / by)),
     }
 }
 
-/// Slices, and what is gathered of slices.
+/// Slices, and gathered slices.
 pub fn exchanged(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let degree = degree(call)?;
@@ -56,7 +56,7 @@ pub fn exchanged(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
-/// Rows of bands: those of the first device, which has as many as any.
+/// Rows of bands: those of the first device, which has the most.
 pub fn rows(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let degree = degree(call)? as i64;
@@ -86,7 +86,7 @@ pub fn rows(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
-/// Rows of experts: as many on each device as if they were routed evenly.
+/// Rows of experts: on each device as many as with even routing.
 pub fn experts(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let degree = degree(call)?;
@@ -124,7 +124,7 @@ pub fn number(call: &Call<'_>) -> Result {
         ("shard_all_rows", _) => super::call::integer(call.at(1)),
         ("shard_part", Some(number)) => match u64::try_from(number) {
             Ok(number) => divided(Some(number), degree)?.and_then(|number| i64::try_from(number).ok()),
-            Err(_) => reject!("{number} cannot be shared out"),
+            Err(_) => reject!("{number} cannot be divided"),
         },
         (_, Some(number)) => number.checked_mul(degree as i64),
         (_, None) => None,

@@ -1,4 +1,4 @@
-//! The function of each rule of the table of operators: which module has it.
+//! The function of each rule in the table of operators, found in its module.
 
 use operators::{OperatorClass, ShapeRule};
 

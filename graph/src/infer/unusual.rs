@@ -58,7 +58,7 @@ pub fn pairs(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, Shape::from_slice(&[pairs]))
 }
 
-/// `quantile`: one row for each of several quantiles.
+/// `quantile`: one row per quantile if there are several.
 pub fn quantile(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let sizes = shape(input)?;
@@ -72,16 +72,16 @@ pub fn quantile(call: &Call<'_>) -> Result {
         None => Shape::new(),
     };
     for (at, size) in sizes.iter().enumerate() {
-        match dims.contains(&at) {
-            true if keep => result.push(Some(1)),
-            true => {}
-            false => result.push(*size),
+        if !dims.contains(&at) {
+            result.push(*size);
+        } else if keep {
+            result.push(Some(1));
         }
     }
     fresh_fact(input.dtype, result)
 }
 
-/// `rot90`: the two dimensions change places with every odd turn.
+/// `rot90`: the two dimensions are exchanged by an odd number of turns.
 pub fn turned(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let mut sizes = shape(input)?.clone();
@@ -115,7 +115,7 @@ pub fn blocks(call: &Call<'_>) -> Result {
             [] => (Some(1), Some(1)),
             [width] => (Some(1), *width),
             [height, width] => (*height, *width),
-            other => reject!("{} is no matrix", show_shape(other)),
+            other => reject!("{} is not a matrix", show_shape(other)),
         };
         rows = rows.zip(height).and_then(|(sum, more)| sum.checked_add(more));
         columns = columns.zip(width).and_then(|(sum, more)| sum.checked_add(more));
@@ -123,13 +123,15 @@ pub fn blocks(call: &Call<'_>) -> Result {
     fresh_fact(all.first().known()?.dtype, Shape::from_slice(&[rows, columns]))
 }
 
-/// `cartesian_prod`: a row for each choice of one element from each list.
+/// `cartesian_prod`: one row per choice of one element from each list.
 pub fn choices(call: &Call<'_>) -> Result {
     let all = call.tensors();
     let dtype = all.first().known()?.dtype;
     let mut rows: Dim = Some(1);
     for tensor in &all {
-        let [size] = shape(tensor)?.as_slice() else { reject!("{} is no list", show_shape(shape(tensor)?)) };
+        let [size] = shape(tensor)?.as_slice() else {
+            reject!("{} is not a list", show_shape(shape(tensor)?))
+        };
         rows = rows.zip(*size).and_then(|(rows, size)| rows.checked_mul(size));
     }
     match all.len() {
@@ -138,7 +140,7 @@ pub fn choices(call: &Call<'_>) -> Result {
     }
 }
 
-/// `max_unpool2d`, `max_unpool3d`: the asked size.
+/// `max_unpool2d`, `max_unpool3d`: the requested size.
 pub fn unpool(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let sizes = shape(input)?;
@@ -150,7 +152,7 @@ pub fn unpool(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes[..outer].iter().copied().chain(asked).collect())
 }
 
-/// `fractional_max_pool2d`, `fractional_max_pool3d`: the asked size, and where the largest stood.
+/// `fractional_max_pool2d`, `fractional_max_pool3d`: the requested size, and the positions of the maxima.
 pub fn fractional_pool(call: &Call<'_>) -> Result {
     let pooled = unpool(call)?;
     let sizes = pooled.tensor().and_then(|pooled| pooled.shape.clone()).known()?;
@@ -176,7 +178,7 @@ pub fn extremes(call: &Call<'_>) -> Result {
     Ok(Fact::List(vec![one.clone(), one]))
 }
 
-/// `cov`, `corrcoef`: a number for each pair of rows.
+/// `cov`, `corrcoef`: one number per pair of rows.
 pub fn covariance(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let mut dtype = input.dtype.map(float_of);
@@ -223,7 +225,7 @@ pub fn area(call: &Call<'_>) -> Result {
     fresh_fact(dtype.map(float_of), sizes)
 }
 
-/// `gradient`: one of the input's sizes for each dimension.
+/// `gradient`: one result of the input's sizes per dimension.
 pub fn gradient(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let sizes = shape(input)?;
@@ -235,7 +237,7 @@ pub fn gradient(call: &Call<'_>) -> Result {
     Ok(Fact::List(vec![one; count]))
 }
 
-/// `sum_to_size`: sums over what was broadcast, or the tensor itself.
+/// `sum_to_size`: sums over broadcast dimensions, or the tensor itself.
 pub fn sum_to_size(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let asked = call.ints("size").known()?;
@@ -246,7 +248,7 @@ pub fn sum_to_size(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype.map(super::reduce::widened), asked)
 }
 
-/// `nonzero_static`: as many places as asked for.
+/// `nonzero_static`: the requested number of positions.
 pub fn places(call: &Call<'_>) -> Result {
     let rank = shape(call.first()?)?.len() as u64;
     let asked = call.int("size").and_then(|size| u64::try_from(size).ok());

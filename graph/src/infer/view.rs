@@ -1,7 +1,7 @@
 //! Views: other sizes and strides over the same storage.
 //!
-//! `reshape`, `flatten` and `contiguous` are views when the strides allow it and copies when they do not; the difference
-//! decides what autograd keeps.
+//! `reshape`, `flatten` and `contiguous` are views if the strides allow it and copies otherwise; the difference decides
+//! the saved activations.
 
 use operators::ShapeRule;
 
@@ -65,7 +65,7 @@ pub fn reshape(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(reshaped(input, sizes)))
 }
 
-/// Fills in the `-1` and checks that the number of elements stays.
+/// Fills in the `-1` and checks that the number of elements is unchanged.
 fn resolve(input: &TensorFact, asked: &[Option<i64>]) -> Result<Shape> {
     let old = shape(input)?;
     let total = input.elements();
@@ -78,7 +78,7 @@ fn resolve(input: &TensorFact, asked: &[Option<i64>]) -> Result<Shape> {
         asked.iter().map(|dim| dim.map_or("?".to_string(), |d| d.to_string())).collect::<Vec<_>>().join(", ")
     };
     if n_free > 1 || asked.iter().any(|dim| dim.is_some_and(|dim| dim < -1)) {
-        reject!("sizes [{}] cannot be meant", list());
+        reject!("sizes [{}] are invalid", list());
     }
     let free = match (total, product) {
         (Some(total), Some(product)) if n_free == 1 && product > 0 && total % product == 0 => {
@@ -89,7 +89,7 @@ fn resolve(input: &TensorFact, asked: &[Option<i64>]) -> Result<Shape> {
         (Some(total), Some(_)) => {
             reject!("{} has {total} elements, which do not fit into [{}]", show_shape(old), list())
         }
-        // One side is not known: the other may still tell the free size.
+        // One side is unknown: the other may still determine the free size.
         _ => None,
     };
     let mut sizes: Shape = asked
@@ -109,7 +109,7 @@ fn resolve(input: &TensorFact, asked: &[Option<i64>]) -> Result<Shape> {
     Ok(sizes)
 }
 
-/// Returns a view where the strides allow it, and a copy where not.
+/// Returns a view if the strides allow it, and otherwise a copy.
 pub fn reshaped(input: &TensorFact, sizes: Shape) -> TensorFact {
     match (input.sizes(), input.strides.as_ref()) {
         (Some(old), Some(strides)) => match viewed_strides(&old, strides, &sizes) {
@@ -120,8 +120,8 @@ pub fn reshaped(input: &TensorFact, sizes: Shape) -> TensorFact {
     }
 }
 
-/// Returns the strides under which the same elements have other sizes, if there are any. One walk from the back over
-/// runs of dimensions that lie in memory without gaps, as torch's `computeStride`.
+/// Returns the strides of the same elements with other sizes, if there are any. One walk from the back over runs of
+/// dimensions without gaps in memory, as in torch's `computeStride`.
 pub fn viewed_strides(old: &[u64], strides: &[u64], new: &Shape) -> Strides {
     let new: SmallVec<[u64; 4]> = new.iter().copied().collect::<Option<_>>()?;
     if old.contains(&0) {
@@ -215,7 +215,7 @@ pub fn permute(call: &Call<'_>) -> Result {
             let mut seen = order.clone();
             seen.sort_unstable();
             if seen != (0..rank).collect::<Vec<_>>() {
-                reject!("{order:?} is no order of {rank} dimensions");
+                reject!("{order:?} is not an order of {rank} dimensions");
             }
         }
         ShapeRule::ReverseDimensions => order.reverse(),
@@ -435,7 +435,7 @@ pub fn unbind(call: &Call<'_>) -> Result {
     repeated(view(input, sizes, strides), count)
 }
 
-/// Makes a list of equal tensors, not longer than any real one.
+/// Makes a list of equal tensors, with a limit on its length.
 fn repeated(tensor: TensorFact, count: u64) -> Result {
     if count <= 1 << 16 {
         Ok(Fact::List(vec![Fact::Tensor(tensor); count as usize]))
@@ -501,7 +501,7 @@ fn runs(size: u64, step: u64) -> Result<Vec<u64>> {
     Ok((0..count).map(|at| step.min(size - at * step)).collect())
 }
 
-/// `contiguous`: itself when it already lies in order.
+/// `contiguous`: the tensor itself if it is contiguous already.
 pub fn contiguous(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let wants_channels_last = call.int("memory_format") == Some(2);
@@ -515,12 +515,12 @@ pub fn contiguous(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(TensorFact { strides, ..fresh(input.dtype, sizes) }))
 }
 
-/// `detach`, `alias`, `lift_fresh` and others that return their input.
+/// `detach`, `alias`, `lift_fresh` and other operators that return their input.
 pub fn identity(call: &Call<'_>) -> Result {
     Ok(call.at(0).clone())
 }
 
-/// `clone`: the same sizes and, where dense, strides.
+/// `clone`: the same sizes and, if dense, strides.
 pub fn clone(call: &Call<'_>) -> Result {
     let input = call.first()?;
     let strides = match call.int("memory_format") {
@@ -531,7 +531,7 @@ pub fn clone(call: &Call<'_>) -> Result {
     Ok(Fact::Tensor(TensorFact { strides, number, ..fresh(input.dtype, shape(input)?.clone()) }))
 }
 
-/// Tells whether a dropout returns its operand as it is: in evaluation, or when it drops nothing.
+/// Tells whether a dropout returns its operand unchanged: in evaluation, or with a probability of zero.
 pub fn is_dropout_idle(call: &Call<'_>) -> bool {
     let rate = match call.get("p") {
         Some(Fact::Float(rate)) => *rate,
@@ -541,7 +541,7 @@ pub fn is_dropout_idle(call: &Call<'_>) -> bool {
     call.flag("train") == Some(false) || rate == Some(0.0) && call.shape_rule() != ShapeRule::NativeDropout
 }
 
-/// `dropout`: nothing happens in evaluation.
+/// `dropout`: the identity in evaluation.
 pub fn dropout(call: &Call<'_>) -> Result {
     let input = call.first()?;
     if is_dropout_idle(call) {

@@ -4,7 +4,7 @@
 //! than the first. The operand rows that a band of results needs reach beyond the device's own band (the halo) or fall short of it;
 //! both follow from the sizes, so devices need not ask each other. `codegen/src/python/shards.py` does the same arithmetic.
 
-/// A dimension that lies in bands.
+/// A dimension in bands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bands {
     /// The dimension.
@@ -13,52 +13,53 @@ pub struct Bands {
     pub size: u64,
 }
 
-/// Rows of an operand in bands that a band of results is computed of.
+/// The rows of a banded operand from which a band of results is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rows {
     /// The bands of the operand.
     pub from: Bands,
-    /// Rows of the results, of all devices together.
+    /// Rows of the results, over all devices.
     pub results: u64,
-    /// Which rows of the operand a row of results takes.
+    /// The rows of the operand that a row of results reads.
     pub take: Take,
 }
 
-/// Which rows of an operand a row of results takes.
+/// The rows of an operand that a row of results reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Take {
     /// A window that begins at row `row · stride − padding`, for convolutions and pools. Rows beyond the image are filled.
     Window {
         /// The rows that a window reads.
         window: Window,
-        /// The number that the image is filled with beyond its borders, as bits.
+        /// The value of positions outside the image, as bits.
         fill: u64,
     },
-    /// The other way: row `i` of the operand adds to the rows of results from `i · stride − padding` on. Transposed convolutions.
+    /// The reverse: row `i` of the operand adds to the rows of results from `i · stride − padding` on. For transposed
+    /// convolutions.
     Spread(Window),
-    /// Resampling: the nearest, or the two around a place between them.
+    /// Resampling: the nearest row, or an interpolation of two neighbouring rows.
     Stretch(Stretch),
 }
 
 /// Windows over rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Window {
-    /// Rows from the first to the last that it takes.
+    /// Rows that a window spans, from its first to its last.
     pub extent: u64,
-    /// Rows from one window to the next.
+    /// Rows from the begin of one window to the next.
     pub stride: u64,
-    /// Rows that the first begins before the image; fewer than none where it begins in it.
+    /// Rows by which the first window begins before the image; negative if it begins inside.
     pub padding: i64,
 }
 
 /// The interpolation of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stretch {
-    /// Between which rows.
+    /// The mode of interpolation.
     pub by: Resampling,
-    /// The corners of both images lie one on the other.
+    /// The corners of both images coincide.
     pub align_corners: bool,
-    /// The factor that was asked for, as bits; none where sizes give it.
+    /// The requested factor, as bits; `None` if the sizes give it.
     pub scale: Option<u64>,
 }
 
@@ -69,28 +70,28 @@ pub enum Resampling {
     Nearest,
     /// The nearest row.
     NearestExact,
-    /// Between two rows.
+    /// Interpolates two rows.
     Linear,
 }
 
 /// The rows that bands receive from each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// All devices together.
+    /// Over all devices.
     pub total: u64,
-    /// The device that gets most.
+    /// On the device that receives most.
     pub most: u64,
-    /// The most devices that one gets rows of.
+    /// The most devices from which one device receives rows.
     pub messages: u64,
 }
 
 impl Bands {
-    /// Returns the rows that the first device has, which is none fewer than any other has.
+    /// Returns the number of rows of the first device, which is the largest of all devices.
     pub fn most(self, degree: u64) -> u64 {
         self.size.div_ceil(degree)
     }
 
-    /// Returns the first row of a device, and that behind its last.
+    /// Returns the first row of a device, and the end of its last.
     pub fn band(self, rank: u64, degree: u64) -> (u64, u64) {
         ((self.size * rank).div_ceil(degree), (self.size * (rank + 1)).div_ceil(degree))
     }
@@ -102,7 +103,7 @@ impl Bands {
 }
 
 impl Rows {
-    /// Returns the rows that a device takes, which may lie beyond the image where they are filled.
+    /// Returns the rows that a device reads; rows outside the image are filled.
     pub fn taken(self, rank: u64, degree: u64) -> (i64, i64) {
         let (first, last) = Bands { dim: 0, size: self.results }.band(rank, degree);
         let (first, last) = (first as i64, last as i64);
@@ -118,13 +119,13 @@ impl Rows {
         }
     }
 
-    /// Tells whether each row of results takes the same row alone.
+    /// Tells whether each row of results reads only the same row.
     pub fn are_own(self) -> bool {
         let own = Window { extent: 1, stride: 1, padding: 0 };
         matches!(self.take, Take::Window { window, .. } if window == own) && self.results == self.from.size
     }
 
-    /// Returns what devices take of each other.
+    /// Returns the rows that devices receive from each other.
     pub fn moved(self, degree: u64) -> Moved {
         let size = self.from.size as i64;
         let mut moved = Moved::default();
@@ -147,13 +148,13 @@ impl Rows {
 }
 
 impl Window {
-    /// Returns the rows that windows of some rows of results take.
+    /// Returns the rows that the windows of some rows of results read.
     fn taken(self, first: i64, last: i64) -> (i64, i64) {
         let at = |row: i64| row * self.stride as i64 - self.padding;
         (at(first), at(last - 1) + self.extent as i64)
     }
 
-    /// Returns the rows that some rows of results get terms of, and a row on either side where they leave gaps.
+    /// Returns the rows that contribute to some rows of results, plus one row on either side if there are gaps.
     fn spread(self, first: i64, last: i64) -> (i64, i64) {
         let (stride, reach) = (self.stride as i64, self.extent as i64 - 1);
         let down = |row: i64| (row + self.padding).div_euclid(stride);
@@ -163,7 +164,7 @@ impl Window {
 }
 
 impl Stretch {
-    /// Returns where a row of results comes from.
+    /// Returns the position from which a row of results is taken.
     fn place(self, row: i64, size: u64, results: u64) -> f64 {
         let row = row as f64;
         let ratio = match self.scale.map(f64::from_bits) {
@@ -186,7 +187,7 @@ impl Stretch {
         place.clamp(0.0, last)
     }
 
-    /// Returns torch's name of it.
+    /// Returns torch's name of the mode.
     pub fn mode(self) -> &'static str {
         match self.by {
             Resampling::Nearest => "nearest",

@@ -26,11 +26,11 @@ use crate::model::OperatorId;
 /// Statistics of a proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proof {
-    /// Operators whose operands are what their strategies need, there and back.
+    /// Operators whose operands and gradients have the layouts that their strategies need.
     pub operators: usize,
     /// Exchanges between them.
     pub exchanges: usize,
-    /// Results of operators that no device holds whole.
+    /// Results of operators that are not whole on any device.
     pub parts: usize,
 }
 
@@ -38,19 +38,17 @@ pub struct Proof {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)] // The text says it.
 pub enum CheckError {
-    #[error("`{operator}` in `{path}` takes `{operand}`, which is {found}, and needs it {needed}")]
+    #[error("`{operator}` in `{path}` takes `{operand}`, which is {found}, but needs it {needed}")]
     Operand { operator: String, path: String, operand: String, found: String, needed: String },
-    #[error("`{operator}` in `{path}` takes another value for `{operand}`")]
+    #[error("`{operator}` in `{path}` takes another value as `{operand}`")]
     Other { operator: String, path: String, operand: String },
-    #[error("`{operator}` in `{path}` takes a copy of `{operand}` that is older than what was written to it")]
+    #[error("`{operator}` in `{path}` takes a copy of `{operand}` from before the last write to it")]
     Stale { operator: String, path: String, operand: String },
-    #[error(
-        "`{operator}` in `{path}` is given numbers of all devices for those of one, or of one for those of all"
-    )]
+    #[error("`{operator}` in `{path}` gets a size of the whole in place of a part's, or the reverse")]
     Number { operator: String, path: String },
-    #[error("`{operator}` in `{path}` is missing, or stands at another place")]
+    #[error("`{operator}` in `{path}` is missing, or at another place")]
     Missing { operator: String, path: String },
-    #[error("`{exchange}`, which makes `{value}`, is given a value that is {found}")]
+    #[error("`{exchange}`, which makes `{value}`, gets a value that is {found}")]
     Exchange { exchange: String, value: String, found: String },
     #[error("the model returns `{value}`, which is {found}")]
     Output { value: String, found: String },
@@ -59,9 +57,9 @@ pub enum CheckError {
 /// The type of a value: its layout, and how its consumers use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
-    /// Everything; takers do the same with it.
+    /// Everything; consumers do the same with it on all devices.
     Whole,
-    /// Everything; takers do a part with it each, and its gradients are summed.
+    /// Everything; consumers do a part with it on each device, and its gradients are summed.
     ForParts,
     /// An equal slice.
     Even(Slice),
@@ -69,15 +67,15 @@ enum Held {
     Bands(Bands),
     /// Rows that are routed to experts.
     Routed(Routed),
-    /// Rows on the first device alone.
+    /// Rows on the first device only.
     First(u64),
-    /// A weight on the first device, and its sizes on the others, who have no rows to compute with it.
+    /// A weight on the first device, and an empty tensor of its sizes on the others.
     Lent(u64),
-    /// Rows, and what windows over them take of others'.
+    /// Rows, with the halo that windows over them read.
     Rows(Rows),
     /// A term.
     Sum,
-    /// What its maker has made, which something is to be done to yet.
+    /// A result that still needs post-processing.
     Unfinished,
 }
 
@@ -97,16 +95,16 @@ impl From<Layout> for Held {
 impl std::fmt::Display for Held {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match *self {
-            Held::Whole => f.write_str("whole, for work that all do alike"),
-            Held::ForParts => f.write_str("whole, for work that is shared"),
+            Held::Whole => f.write_str("whole, used equally by all"),
+            Held::ForParts => f.write_str("whole, used for a part by each"),
             Held::Even(slice) => Layout::Even(slice).fmt(f),
             Held::Bands(bands) => Layout::Bands(bands).fmt(f),
             Held::Routed(routed) => Layout::Routed(routed).fmt(f),
             Held::First(rows) => Layout::First(rows).fmt(f),
-            Held::Lent(_) => f.write_str("on the first device, and sizes on the others"),
-            Held::Rows(_) => f.write_str("in bands, with rows of others"),
+            Held::Lent(_) => f.write_str("on the first device, and empty on the others"),
+            Held::Rows(_) => f.write_str("in bands, with a halo"),
             Held::Sum => Layout::Sum.fmt(f),
-            Held::Unfinished => f.write_str("not finished"),
+            Held::Unfinished => f.write_str("not post-processed"),
         }
     }
 }
@@ -127,7 +125,7 @@ impl Held {
         }
     }
 
-    /// Returns what an exchange makes of it.
+    /// Returns the type after an exchange.
     fn exchanged(self, exchange: Exchange) -> Option<Held> {
         let (from, to) = match exchange {
             Exchange::Copy => (Held::Whole, Held::ForParts),
@@ -161,10 +159,10 @@ impl Held {
     }
 }
 
-/// Proves that the program of one device computes what the whole one does, given that the rules are right.
+/// Proves that the program of one device computes the same as the whole one, given that the rules are correct.
 ///
 /// # Errors
-/// The first operator, exchange or result that does not fit.
+/// The first operator, exchange or result that violates its requirements.
 pub fn check(
     program: &Program,
     look: &Look<'_>,
@@ -201,29 +199,29 @@ struct Checker<'a> {
     whole: &'a Program,
     made: &'a Sharded,
     writes: Writes,
-    /// Types of the values of either program; values that are no tensors are whole.
+    /// Types of the values of either program; values other than tensors are whole.
     held: HashMap<ValueId, Held>,
-    /// The value of the whole program that each value stands for.
+    /// The value of the whole program that each value represents.
     origins: HashMap<ValueId, Origin>,
-    /// Numbers that count what one device has.
+    /// Numbers that are sizes of one device's part.
     local: HashSet<ValueId>,
-    /// What is to be done to results: the operator's name, its numbers, what is then held.
+    /// Results that need post-processing: the operator's name, its numbers, the type afterwards.
     awaited: HashMap<ValueId, (String, Vec<Operand>, Held)>,
-    /// The operator of the whole program that comes next.
+    /// The next operator of the whole program.
     next: usize,
     proof: Proof,
 }
 
-/// The value of the whole program that a value stands for.
+/// The value of the whole program that a value represents.
 #[derive(Clone, Default)]
 struct Origin {
     /// A value or tensor of the whole program, or a number.
     of: Operand,
     /// True for one device's part of a number.
     is_part: bool,
-    /// True for all of a number on the first device, and nothing on the others.
+    /// True for a number that is whole on the first device, and 0 on the others.
     is_on_first: bool,
-    /// True where it was exchanged, and the operator it was exchanged in front of.
+    /// The operator before which it was exchanged, if it was.
     exchanged_at: Option<usize>,
 }
 
@@ -251,7 +249,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads an operator that the whole program does not have.
+    /// Checks an operator that the whole program does not have.
     fn ours(&mut self, id: NodeId, node: &Node) -> Result<(), CheckError> {
         let [value] = node.outputs[..] else { return Err(self.missing()) };
         let operands: Vec<&Operand> = node.arguments.iter().map(|argument| &argument.operand).collect();
@@ -266,7 +264,7 @@ impl Checker<'_> {
             return Err(wrong("none".into()));
         };
         if **degree != constant(self.made.degree as i64) {
-            return Err(wrong("of another number of devices".into()));
+            return Err(wrong("for another number of devices".into()));
         }
         let numbers = &rest[..rest.len().saturating_sub(1)];
         let is_given = |expected: &[Operand]| numbers.iter().copied().eq(expected);
@@ -274,7 +272,7 @@ impl Checker<'_> {
         let of = before.as_ref().map_or_else(|| (*first).clone(), |origin| origin.of.clone());
         if let Some(exchange) = self.made.exchanges.get(&id) {
             let (expected, numbers, _) = spelled(*exchange);
-            // Where rows are routed to is the same on all devices, and known.
+            // The routing of rows must be whole on all devices, and known.
             let is_routed = exchange.routed().is_none_or(|routed| {
                 self.held.get(&routed.offsets).is_none_or(|held| *held == Held::Whole)
                     && self.whole.values[routed.offsets.index()]
@@ -294,7 +292,7 @@ impl Checker<'_> {
             && let Some((expected, numbers, held)) = self.awaited.get(raw)
         {
             if expected != name || !is_given(numbers) {
-                return Err(wrong("not what its operator gave".into()));
+                return Err(wrong("not the result of its operator".into()));
             }
             self.held.insert(value, *held);
             self.origins.insert(value, Origin { of, ..Origin::default() });
@@ -312,13 +310,13 @@ impl Checker<'_> {
             name == whole && is_local(first) && self.rows_fit(first, numbers)
         };
         if !fits {
-            return Err(wrong("no number that it knows".into()));
+            return Err(wrong("not a known number".into()));
         }
         self.origins.insert(value, Origin { of, is_part, is_on_first, ..Origin::default() });
         Ok(())
     }
 
-    /// Tells whether a size that is read of bands becomes that of all.
+    /// Tells whether a size read from bands is converted to the size of all.
     fn rows_fit(&self, read: &Operand, numbers: &[&Operand]) -> bool {
         let Operand::Value(value) = read else { return false };
         let Some(maker) = self.whole.values[value.index()].producer else { return false };
@@ -347,7 +345,7 @@ impl Checker<'_> {
         (operator.name.clone(), self.look.graph.block(operator.block).path.clone())
     }
 
-    /// Reads an operator of the whole program.
+    /// Checks an operator of the whole program.
     fn operator(&mut self, node: &Node) -> Result<(), CheckError> {
         let index = self.next;
         let original = self.whole.nodes.get(index).filter(|original| original.outputs == node.outputs);
@@ -357,7 +355,7 @@ impl Checker<'_> {
         let look = self.look;
         let operator = look.graph.operator(OperatorId(index as u32));
         let subject = look.subject(operator);
-        // As the whole program would have it, with what stands for it on each device.
+        // The whole program's operator, with the values that represent its operands on each device.
         let mut expected = original.clone();
         for edit in &strategy.edits {
             if let Edit::Set { argument, item, to } = *edit
@@ -386,7 +384,7 @@ impl Checker<'_> {
         }
         let mut numbers = true;
         found.arguments.iter_mut().for_each(|argument| numbers &= self.stands_for(&mut argument.operand));
-        // No number is equal to none.
+        // Numbers compare unequal to no number.
         let is_same = found.operator == expected.operator
             && (found.arguments == expected.arguments
                 || format!("{:?}", found.arguments) == format!("{:?}", expected.arguments));
@@ -417,7 +415,7 @@ impl Checker<'_> {
         CheckError::Number { operator, path }
     }
 
-    /// Proves that each tensor is what the operator needs.
+    /// Proves that each tensor has the type that the operator needs.
     fn operands(
         &self,
         node: &mut Node,
@@ -441,7 +439,7 @@ impl Checker<'_> {
                 }
                 None => written(node, subject, leaf.argument, leaf.item).map(|place| place.clone()),
             };
-            // The replacement has fewer arguments: running statistics that are not used are left out.
+            // The replacement has fewer arguments: unused running statistics are omitted.
             let Some(taken) = place else {
                 if strategy.special.is_some() {
                     continue;
@@ -484,7 +482,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Puts what an operand stands for in its place; tells whether no number in it counts what one device has.
+    /// Replaces an operand by the value that it represents; tells whether no number in it is a size of a part.
     fn stands_for(&self, operand: &mut Operand) -> bool {
         match operand {
             Operand::Value(value) => match self.origins.get(value) {
@@ -495,7 +493,7 @@ impl Checker<'_> {
                 }
                 None => !self.local.contains(value),
             },
-            // Each of them, also behind one that is not whole.
+            // Every item is replaced, also after one that is not whole.
             Operand::List(items) | Operand::Tuple(items) => {
                 items.iter_mut().filter_map(|item| (!self.stands_for(item)).then_some(())).count() == 0
             }
@@ -506,7 +504,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Proves that what the model returns is whole.
+    /// Proves that the model's outputs are whole.
     fn returned(&self, whole: &Operand, found: &Operand) -> Result<(), CheckError> {
         let wrong = |found: &Operand, held: String| {
             let value = match found {
@@ -517,7 +515,7 @@ impl Checker<'_> {
         };
         let mut of = found.clone();
         if !self.stands_for(&mut of) || of != *whole {
-            return Err(wrong(found, "another value than the whole model's".into()));
+            return Err(wrong(found, "not the whole model's value".into()));
         }
         let mut left = vec![found];
         while let Some(one) = left.pop() {

@@ -2,7 +2,7 @@
 
 use super::{Bands, Layout, Moved, Need, Routed, Rows, Slice};
 
-/// One exchange: what the forward pass does; what the backward pass does to the gradient.
+/// An exchange: an action of the forward pass, and one on the gradient in the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Exchange {
     /// Forward nothing, backward an all-reduce: where a replicated value enters divided work.
@@ -19,9 +19,9 @@ pub enum Exchange {
     ReduceScatter(Slice),
     /// An all-to-all from slices of one dimension to slices of another; backward the reverse.
     Exchange {
-        /// Was cut along.
+        /// The dimension of the slices before.
         from: usize,
-        /// Is cut along.
+        /// The dimension of the slices after.
         to: usize,
     },
     /// Forward the first device keeps the value and the others hold zeros, backward nothing.
@@ -32,7 +32,8 @@ pub enum Exchange {
     FromBands(Bands),
     /// Forward a gather of rows, backward gradients are summed and each device takes its rows.
     FromBandsSplit(Bands),
-    /// A halo exchange: each device receives the rows it lacks; backward their gradients are returned and added.
+    /// A halo exchange: each device receives the rows it lacks; in the backward pass their gradients are sent back and
+    /// added.
     Rows(Rows),
     /// Forward each device takes the rows of its experts, backward a gather of rows.
     ToExperts(Routed),
@@ -40,21 +41,23 @@ pub enum Exchange {
     FromExperts(Routed),
     /// Forward a gather of rows, backward gradients go to the devices that have the rows, and are added.
     FromExpertsSplit(Routed),
-    /// Forward the first device keeps all of so many rows and the others none, backward it sends the others its gradient.
+    /// Forward the first device keeps all rows, this many, and the others none; backward it sends its gradient to the
+    /// others.
     ToFirst(u64),
-    /// Forward the first device sends the others all of so many rows, backward it keeps its gradient.
+    /// Forward the first device sends all rows, this many, to the others; backward it keeps its gradient.
     FromFirst(u64),
-    /// Forward the first device sends the others all of so many rows, backward it gets the sum of all gradients.
+    /// Forward the first device sends all rows, this many, to the others; backward it gets the sum of all gradients.
     FromFirstSplit(u64),
-    /// Forward the first device gets all of so many rows of equal slices, backward it deals out the gradient.
+    /// Forward the first device collects the rows, this many, of equal slices; backward it deals out the gradient.
     Collect(u64),
-    /// Forward the first device deals out so many rows in equal slices, backward it gets the gradient of all.
+    /// Forward the first device deals out the rows, this many, in equal slices; backward it collects the gradient.
     Deal(u64),
-    /// Forward so many rows are zeros on all devices but the first, backward the first keeps its gradient.
+    /// Forward the rows, this many, are zeros on all devices but the first; backward the first keeps its gradient.
     FirstTerm(u64),
-    /// Devices without rows compute with a weight of so many rows that only the first has: they get sizes. Nothing is sent.
+    /// Devices without rows compute with a weight of this many rows that only the first has: they get an empty tensor
+    /// of its sizes. Nothing is sent.
     Lend(u64),
-    /// Forward rows of others' experts become zeros, backward each device takes the rows of its experts.
+    /// Forward the rows of others' experts become zeros; backward each device takes the rows of its experts.
     ExpertsTerm(Routed),
 }
 
@@ -74,7 +77,7 @@ pub enum Collective {
 }
 
 impl Exchange {
-    /// Returns the rows of experts that it makes or takes.
+    /// Returns the rows of experts before or after it.
     pub fn routed(self) -> Option<Routed> {
         match self {
             Exchange::ToExperts(routed)
@@ -85,7 +88,7 @@ impl Exchange {
         }
     }
 
-    /// Returns what the forward pass sends.
+    /// Returns the collective of the forward pass.
     pub fn forward(self, degree: u64) -> Option<Collective> {
         match self {
             Exchange::Copy | Exchange::Scatter(_) | Exchange::Once => None,
@@ -103,7 +106,7 @@ impl Exchange {
         }
     }
 
-    /// Returns what the backward pass sends.
+    /// Returns the collective of the backward pass.
     pub fn backward(self, degree: u64) -> Option<Collective> {
         match self {
             Exchange::Reduce | Exchange::Gather(_) | Exchange::FromBands(_) | Exchange::Once => None,
@@ -129,7 +132,7 @@ fn is_even(bands: Bands, degree: u64) -> bool {
     bands.size.is_multiple_of(degree)
 }
 
-/// A gather of uneven bands as point-to-point messages: all-gather takes equal parts only.
+/// A gather of uneven bands as point-to-point messages: all-gather needs equal parts.
 fn all_rows(bands: Bands, degree: u64) -> Collective {
     if is_even(bands, degree) {
         return Collective::AllGather;
@@ -140,21 +143,21 @@ fn all_rows(bands: Bands, degree: u64) -> Collective {
     Collective::Neighbours(moved, bands.size)
 }
 
-/// Rows of experts as messages to all others. Each row is missing on all devices but one, wherever it was routed to; what one device
-/// receives is that of even routing.
+/// Rows of experts as messages to all others. Each row is missing on all devices but one, whatever the routing; the
+/// bytes that one device receives are those of even routing.
 fn routed(degree: u64) -> Collective {
     let others = degree - 1;
     Collective::Neighbours(Moved { total: degree * others, most: others, messages: others }, degree)
 }
 
-/// All rows as messages of the first device to each other one; its link is the busiest.
+/// All rows as messages from the first device to each other one; its link is the busiest.
 fn all_of_first(degree: u64) -> Collective {
     let others = degree - 1;
     let total = degree * others;
     Collective::Neighbours(Moved { total, most: total, messages: others }, degree)
 }
 
-/// An equal slice of each other device, to the first device or from there.
+/// One equal slice per device, to the first device or from it.
 fn slices_of_first(degree: u64) -> Collective {
     let others = degree - 1;
     Collective::Neighbours(Moved { total: others, most: others, messages: others }, degree)
@@ -165,9 +168,10 @@ fn neighbours(rows: Rows, degree: u64) -> Option<Collective> {
     (moved.total > 0).then_some(Collective::Neighbours(moved, rows.from.size))
 }
 
-/// Returns the exchanges, in order, that convert a value in one layout to what its consumer needs; `None` where that is impossible.
+/// Returns the exchanges, in order, that convert a value from one layout to the one that its consumer needs; `None` if
+/// impossible.
 ///
-/// For a value without gradient the layout of the gradient does not matter.
+/// Without a gradient, the gradient's layout does not matter.
 pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exchange>> {
     if let Need::Rows(rows) = need {
         let mut steps = exchanges(from, Need::In(Layout::Bands(rows.from)), has_gradient)?;
@@ -226,7 +230,7 @@ pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exc
         (Layout::First(rows), Layout::Sum) => vec![Exchange::FirstTerm(rows)],
         // Rows of experts are on all devices.
         (Layout::First(_), Layout::Routed(_)) | (Layout::Routed(_), Layout::First(_)) => return None,
-        // Images lie in bands where nothing else is cut.
+        // Images are in bands only if nothing else is cut.
         (Layout::Routed(_) | Layout::First(_), Layout::Bands(_)) => return None,
         (Layout::Bands(_), Layout::Routed(_) | Layout::First(_)) => return None,
         // A slice of a value is not a term of a sum.

@@ -14,18 +14,19 @@ pub enum Layout {
     Even(Slice),
     /// A band of rows; bands may be uneven.
     Bands(Bands),
-    /// The rows that are routed to the device's experts; how many they are is known when the program runs.
+    /// The rows that are routed to the device's experts; their number is known only at run time.
     Routed(Routed),
-    /// All rows, of which there are so many, on the first device, and none on the others.
+    /// All rows, this many, on the first device, and none on the others.
     First(u64),
-    /// A term of a sum that is the value.
+    /// A term of a sum.
     Sum,
 }
 
-/// Rows that lie in order of the experts that they are routed to. Each device has an equal number of experts, and their rows.
+/// Rows in the order of the experts that they are routed to. Each device has the same number of experts, and their
+/// rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Routed {
-    /// The value that says behind which row each expert's end.
+    /// The value with the end of each expert's rows.
     pub offsets: ValueId,
     /// The number of experts.
     pub experts: u64,
@@ -41,7 +42,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// Tells whether `degree` devices can cut a size this way.
+    /// Tells whether `degree` devices can cut these sizes in this way.
     pub fn fits(self, sizes: &[u64], degree: u64) -> bool {
         sizes.get(self.dim).is_some_and(|size| {
             *size > 0 && self.blocks.checked_mul(degree).is_some_and(|parts| size.is_multiple_of(parts))
@@ -55,7 +56,7 @@ impl std::fmt::Display for Layout {
             Layout::Whole => f.write_str("whole"),
             Layout::Sum => f.write_str("a term of the sum"),
             Layout::Bands(Bands { dim, .. }) => write!(f, "in bands along {dim}"),
-            Layout::First(_) => f.write_str("on the first device alone"),
+            Layout::First(_) => f.write_str("on the first device only"),
             Layout::Routed(_) => f.write_str("rows that are routed to experts"),
             Layout::Even(Slice { dim, blocks: 1 }) => write!(f, "cut along {dim}"),
             Layout::Even(Slice { dim, blocks }) => write!(f, "cut along {dim} in {blocks} blocks"),

@@ -1,4 +1,4 @@
-//! Layouts: what each of `n` devices holds of a value when they do the work of one together.
+//! Layouts: the part of a value that each of `n` devices holds when they share layers.
 //!
 //! | layout | a device holds | its gradient is laid out as |
 //! |---|---|---|
@@ -9,12 +9,12 @@
 //! | [`Layout::First`] | everything on the first device, no rows on the others | on the first device |
 //! | [`Layout::Sum`] | a term; the value is the sum of all | whole |
 //!
-//! An operator has [`Strategy`]s: which layout each operand must have, which the results then have. They follow from its row's
-//! [`operators::Split`], one rule for each family (`rules`). Where a value is made in another layout than it is taken in,
-//! devices exchange what is missing ([`Exchange`]); each exchange has a transpose, which is what its gradient does.
+//! An operator has [`Strategy`]s: the layout that each operand must have, and the layout of the results. They follow
+//! from its row's [`operators::Split`], one rule per family (`rules`). If a value is made in another layout than its
+//! consumer needs, devices exchange the missing parts ([`Exchange`]); each exchange has a transpose for the gradient.
 //!
-//! [`sharded()`] writes the program that one of the devices runs. It is a program like any other: its sizes are inferred again,
-//! which refuses a size that was not divided, and all that reads programs reads it. [`check()`] proves of it what is left to prove.
+//! [`sharded()`] writes the program of one device. It is a program like any other: its sizes are inferred again, which
+//! refuses a size that was not divided, and all code that reads programs can read it. [`check()`] proves the rest.
 
 mod bands;
 mod check;

@@ -1,7 +1,8 @@
 //! The program that each device of a group runs: operators on parts, with exchanges as operators of their own.
 //!
-//! Sizes in it are those of the whole, as in the trace: a size that is read from a part is multiplied, a size that is passed to an
-//! operator is divided, each where the operator's rule says so. So literals and sizes that were read can be mixed freely.
+//! Sizes in it are those of the whole, as in the trace: a size that is read from a part is multiplied, a size that is
+//! passed to an operator is divided, each where the operator's rule requires it. So literals and sizes that were read
+//! can be mixed freely.
 //!
 //! One walk over operands; exchanges of one value to one layout are made once.
 
@@ -22,34 +23,34 @@ use super::{
 };
 use crate::{fact::StorageId, model::OperatorId};
 
-/// Which strategy each operator takes, and how each stored tensor is cut.
+/// The strategy of each operator, and the cut of each stored tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
-    /// For each operator the position in [`Look::strategies`].
+    /// Per operator the position in [`Look::strategies`].
     pub strategies: Vec<usize>,
-    /// For each stored tensor.
+    /// Per stored tensor.
     pub tensors: Vec<Layout>,
 }
 
-/// A program that is shared out.
+/// A shared program.
 #[derive(Clone, Debug)]
 pub struct Sharded {
-    /// What one device runs. Values and stored tensors keep their numbers; new ones stand behind them. Sizes of stored tensors are
-    /// those of a part.
+    /// The program of one device. Values and stored tensors keep their numbers; new ones follow. Sizes of stored
+    /// tensors are those of a part.
     pub program: Program,
     /// The number of devices that share the work.
     pub degree: u64,
     /// The cuts of stored tensors.
     pub cuts: BTreeMap<TensorId, Slice>,
-    /// Stored tensors that the first device alone has, and how many rows they have; sizes are those on it.
+    /// Stored tensors that only the first device has, with their numbers of rows; sizes are those on it.
     pub on_first: BTreeMap<TensorId, u64>,
     /// Exchanges by their node in the new program.
     pub exchanges: BTreeMap<NodeId, Exchange>,
     /// The collectives inside operators, by node.
     pub inside: BTreeMap<NodeId, Inside>,
-    /// Values of which devices have unequal numbers of rows: those of their own experts, or all on the first device.
+    /// Values with unequal numbers of rows on devices: those of their own experts, or all on the first device.
     pub uneven: BTreeSet<ValueId>,
-    /// For each operator of the whole program whether each device does a part of its work.
+    /// Per operator of the whole program, whether each device does a part of its work.
     pub is_split: Vec<bool>,
 }
 
@@ -58,38 +59,40 @@ pub struct Sharded {
 pub enum Inside {
     /// Mean and variance of each channel.
     Channels,
-    /// Mean and variance of each group of channels of each sample; the number of groups is given.
+    /// Mean and variance of each group of channels of each sample; with the number of groups.
     Groups(u64),
     /// The largest score of each row, then the sum of all and the target's own.
     Scores,
 }
 
-/// Why a program cannot be shared out as it was chosen.
+/// Why a program cannot be shared with the chosen strategies.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)] // The text says it.
 pub enum ShardError {
     #[error("`{operator}` in `{path}` has no such strategy")]
     NoStrategy { operator: String, path: String },
     #[error(
-        "`{operator}` in `{path}` takes `{operand}` in another layout than it was made in, and writes or looks at the same memory"
+        "`{operator}` in `{path}` takes `{operand}` in another layout than it was made in, but writes to its memory or returns a view of it"
     )]
     Fixed { operator: String, path: String, operand: String },
-    #[error("`{operator}` in `{path}` cannot have `{operand}`: {from} does not become what it needs")]
+    #[error(
+        "`{operator}` in `{path}` cannot get `{operand}`: {from} cannot be converted to the layout that it needs"
+    )]
     NoExchange { operator: String, path: String, operand: String, from: String },
-    #[error("names of one parameter are cut differently: `{first}` and `{second}`")]
+    #[error("two names of one parameter are cut differently: `{first}` and `{second}`")]
     Tied { first: String, second: String },
-    #[error("the model's output is no tensor that can be gathered")]
+    #[error("the model's output is not a tensor that can be gathered")]
     Output,
 }
 
 impl<'g> Look<'g> {
-    /// Returns all ways to share out an operator's work; the first is that each device does all of it.
+    /// Returns all strategies of an operator; in the first, each device does all of the work.
     pub fn strategies(&self, operator: OperatorId) -> Vec<Strategy> {
         strategies(&self.subject(self.graph.operator(operator)))
     }
 
-    /// Tells for each leaf of an operator whether it must be taken in the layout that it was made in: what is written in place,
-    /// also by a later operator through a view that this one makes.
+    /// Returns for each leaf of an operator whether it must be taken in the layout that it was made in: if it is
+    /// written in place, also by a later operator through a view that this one makes.
     pub fn fixed(&self, operator: OperatorId, writes: &Writes) -> Vec<bool> {
         let operator = self.graph.operator(operator);
         let subject = self.subject(operator);
@@ -104,11 +107,11 @@ impl<'g> Look<'g> {
             let is_written = operator.is_writing && leaf.argument == 0;
             let is_watched =
                 storages.iter().any(|s| results.contains(s) && writes.last(*s) > Some(operator.id));
-            // Statistics are written by what trains on them.
+            // A training norm writes its statistics.
             let is_buffer =
                 matches!(leaf.source, Source::Tensor(id) if self.graph.tensor(id).role == Role::Buffer);
             let keeps_statistics = is_buffer && operator.class == operators::OperatorClass::Norm;
-            // Lists are taken apart as they are.
+            // Lists are unpacked in their own layout.
             let is_list = matches!(leaf.source, Source::Value(id)
                 if matches!(self.graph.value(id).fact, crate::fact::Fact::List(_)));
             is_written || is_watched || keeps_statistics || is_list
@@ -149,7 +152,7 @@ impl Writes {
         self.by_storage.get(&storage)?.last().copied()
     }
 
-    /// Returns how often a storage has been written to before an operator.
+    /// Returns how often a storage was written to before an operator.
     pub(super) fn before(&self, storage: StorageId, operator: OperatorId) -> usize {
         self.by_storage.get(&storage).map_or(0, |all| all.iter().filter(|at| **at < operator).count())
     }
@@ -158,7 +161,7 @@ impl Writes {
 /// Writes the program of one device of a group.
 ///
 /// # Errors
-/// When the choice cannot be.
+/// If the choice is impossible.
 pub fn sharded(program: &Program, look: &Look<'_>, choice: &Choice) -> Result<Sharded, ShardError> {
     let graph = look.graph;
     for group in &graph.tied {
@@ -201,9 +204,9 @@ struct Writer<'a> {
     choice: &'a Choice,
     writes: Writes,
     layouts: Vec<Layout>,
-    /// Values that stand for others from their making on: whole sizes for sizes of parts.
+    /// Values that replace others once they are made: whole sizes for sizes of parts.
     instead: HashMap<ValueId, ValueId>,
-    /// Values in other layouts, by how often their memory had been written to.
+    /// Values in other layouts, by the number of earlier writes to their memory.
     made: HashMap<(Source, Vec<Exchange>, usize), ValueId>,
     /// Divided numbers, by the call that they are for.
     parts: HashMap<(String, CallId), ValueId>,
@@ -259,7 +262,7 @@ impl Writer<'_> {
         record.operator.clone_from(&node.operator);
         for type_ in record.outputs.iter_mut().flatten() {
             *type_ = local_type(type_, strategy.gives, look.degree);
-            // Rows that are removed behind it are not part of the band.
+            // Rows that are removed afterwards are not part of the band.
             type_.shape = type_.shape.take().filter(|_| !matches!(strategy.after, Some(After::Crop(_))));
         }
         let inside = match strategy.special {
@@ -278,7 +281,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Brings operands into the layouts that a strategy needs.
+    /// Converts operands to the layouts that a strategy needs.
     fn exchange(
         &mut self,
         program: &Program,
@@ -328,7 +331,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Divides the numbers that say the size of what is cut.
+    /// Divides the numbers that are sizes of cut dimensions.
     fn edit(&mut self, subject: &Subject<'_>, strategy: &Strategy, node: &mut Node) {
         for edit in &strategy.edits {
             match *edit {
@@ -349,7 +352,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Adds what comes behind an operator: sizes that are multiplied, and a result that is changed.
+    /// Adds the nodes after an operator: multiplied sizes, and post-processing of the result.
     fn follow(&mut self, strategy: &Strategy, outputs: &[ValueId], call: CallId, span: Span) {
         if strategy.edits.contains(&Edit::Multiply) {
             let bands = strategy.needs.iter().find_map(|need| match need.layout() {
@@ -376,7 +379,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Gathers what the model returns.
+    /// Gathers the model's outputs.
     fn returned(&mut self, program: &Program) -> Result<Operand, ShardError> {
         let mut output = program.output.clone();
         let root = CallId(0);
@@ -416,9 +419,9 @@ impl Writer<'_> {
         substitute_all(&self.instead, operand);
     }
 
-    /// Returns a value in another layout, made in front of a node.
+    /// Returns a value in another layout, made before a node.
     fn exchanged(&mut self, source: Source, steps: Vec<Exchange>, epoch: usize, before: &Node) -> ValueId {
-        // What the first steps give may be there already: a sum that one taker wants whole and another shares out.
+        // The result of the first steps may exist already: a sum that one consumer needs whole and another in parts.
         let mut operand = match source {
             Source::Value(id) => Operand::Value(id),
             Source::Tensor(id) => Operand::Tensor(id),
@@ -451,7 +454,7 @@ impl Writer<'_> {
         value.expect("there is a step")
     }
 
-    /// Returns what one device has of a number.
+    /// Returns one device's part of a number.
     fn part(&mut self, number: Operand, call: CallId, span: Span, of: Layout) -> ValueId {
         let name = match of {
             Layout::First(_) => "shard_on_first",
@@ -467,7 +470,7 @@ impl Writer<'_> {
         made
     }
 
-    /// Adds an operator of ours with one result.
+    /// Adds an exchange with one result.
     fn node(
         &mut self,
         name: &str,
@@ -521,7 +524,7 @@ impl Writer<'_> {
         }
         for (at, call) in out.calls.iter_mut().enumerate() {
             let end = match at {
-                // What is gathered for the caller belongs to the whole model.
+                // Values that are gathered for the caller belong to the whole model.
                 0 => starts[starts.len() - 1],
                 _ => starts[call.nodes.end as usize],
             };
@@ -534,7 +537,7 @@ impl Writer<'_> {
         }
         out.output = output;
         for note in &mut out.notes {
-            // The node itself stands behind what was put in front of it.
+            // The node itself follows the nodes inserted before it.
             note.node = note.node.map(|node| NodeId(starts[node.index() + 1].saturating_sub(1)));
         }
         if let Some(about) = &mut out.recorded {
@@ -571,7 +574,7 @@ fn substitute_all(instead: &HashMap<ValueId, ValueId>, operand: &mut Operand) {
     }
 }
 
-/// Returns where an argument, or an item of it, is written in a node.
+/// Returns the place of an argument, or of an item of it, in a node.
 pub(super) fn written<'n>(
     node: &'n mut Node,
     subject: &Subject<'_>,
@@ -590,7 +593,7 @@ pub(super) fn written<'n>(
     }
 }
 
-/// Returns an exchange's operator, the numbers that it is given, and what its result is called by.
+/// Returns an exchange's operator, its numbers, and the name of its result.
 pub(super) fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'static str) {
     let numbers = |slice: Slice| vec![constant(slice.dim as i64), constant(slice.blocks as i64)];
     let of_bands = |bands: super::Bands| vec![constant(bands.dim as i64), constant(bands.size as i64)];
@@ -653,7 +656,7 @@ pub(super) fn constant(number: i64) -> Operand {
     Operand::Constant(Constant::Int(number))
 }
 
-/// Returns the operator that follows on results, what it is given, and what its result is called by.
+/// Returns the operator for post-processing, its arguments, and the name of its result.
 pub(super) fn done_after(after: After) -> (&'static str, Vec<Operand>, &'static str) {
     let of = |rows: Rows| match rows.take {
         Take::Window { window, .. } | Take::Spread(window) => windows(rows, window).collect(),
@@ -669,17 +672,17 @@ pub(super) fn done_after(after: After) -> (&'static str, Vec<Operand>, &'static 
     }
 }
 
-/// Tells whether a norm averages: in eval mode it takes the averages that it has kept.
+/// Tells whether a norm averages: in eval mode it uses its running averages.
 fn has_own_statistics(subject: &Subject<'_>) -> bool {
     let training = ["training", "use_input_stats"].into_iter().find(|name| subject.argument(name).is_some());
     subject.leaf("running_mean").is_none()
         || training.is_none_or(|name| subject.call.flag(name) != Some(false))
 }
 
-/// What our operators call the argument that torch's call `self`, which no call can name.
+/// The name in these operators for the argument that torch calls `self`, which cannot be passed by name.
 pub(super) const INPUT: &str = "input";
 
-/// Lets one of our operators stand for a node.
+/// Replaces a node by an operator on shared layers.
 pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special) {
     let mut take = |name: &'static str| {
         let at = subject.argument(name);

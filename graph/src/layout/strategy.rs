@@ -11,11 +11,11 @@ pub struct Strategy {
     pub needs: Vec<Need>,
     /// The layout of all its results.
     pub gives: Layout,
-    /// Sizes among its arguments and results that have to be converted between one device's part and the whole.
+    /// Sizes among its arguments and results that must be converted between one device's part and the whole.
     pub edits: Vec<Edit>,
     /// Post-processing of its results on each device.
     pub after: Option<After>,
-    /// Set where another operator replaces it.
+    /// Set if another operator replaces it.
     pub special: Option<Special>,
     /// Whether each device computes a part; otherwise each computes everything.
     pub is_split: bool,
@@ -33,7 +33,7 @@ pub enum Need {
     In(Layout),
     /// Rows of the device's own band, with a halo from its neighbours.
     Rows(Rows),
-    /// A weight of so many rows, with which the first device alone computes; it may lie there alone.
+    /// A weight of this many rows, with which only the first device computes; it may be on that device only.
     Lent(u64),
     /// Any layout will do.
     Any,
@@ -46,19 +46,19 @@ pub enum Edit {
     Divide {
         /// Which argument of the operator.
         argument: usize,
-        /// Which item, where it is a list.
+        /// Which item, if it is a list.
         item: Option<usize>,
     },
     /// This argument, or this item of it, has another value on a part.
     Set {
         /// Which argument of the operator.
         argument: usize,
-        /// Which item, where it is a list.
+        /// Which item, if it is a list.
         item: Option<usize>,
         /// Its value.
         to: Value,
     },
-    /// The result is the size of a part; operators behind it need the size of the whole.
+    /// The result is the size of a part; operators after it need the size of the whole.
     Multiply,
 }
 
@@ -69,12 +69,12 @@ pub enum Value {
     Int(i64),
     /// The factor that changes nothing.
     One,
-    /// None.
+    /// No value.
     Nothing,
 }
 
 impl Value {
-    /// Returns it as it is written.
+    /// Returns it as an operand.
     pub(super) fn operand(self) -> Operand {
         Operand::Constant(match self {
             Value::Int(number) => Constant::Int(number),
@@ -87,15 +87,15 @@ impl Value {
 /// Post-processing of an operator's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum After {
-    /// Scales a mean over the device's rows into its term of the mean over all rows, whose number this is.
+    /// Scales a mean over the device's rows into its term of the mean over all rows, this many.
     Weigh(u64),
     /// Removes rows that belong to other devices.
     Crop(Rows),
-    /// Corrects means over windows that reach beyond the image, so that they divide by the number that torch divides by.
+    /// Corrects means over windows that reach beyond the image, so that they have torch's divisor.
     Count {
         /// The windows.
         rows: Rows,
-        /// Rows that fill the image up to its padding count, too.
+        /// Rows of the padding count, too.
         counts_padding: bool,
     },
 }
@@ -105,29 +105,29 @@ pub enum After {
 pub enum Special {
     /// Draws the mask of the whole tensor and takes a slice of it.
     Dropout(super::Slice),
-    /// The same of rows.
+    /// The same for rows.
     DropoutOfBands(Bands),
-    /// Drops of so many rows that are on the first device; the others draw as many random numbers.
+    /// Dropout of rows, this many, on the first device; the others draw as many random numbers.
     DropoutOfFirst(u64),
     /// Averages over all devices' rows.
     Norm {
         /// The bands of the operand.
         bands: Bands,
-        /// Number of groups of channels, for statistics of each sample; absent for statistics of each channel over all samples.
+        /// Number of groups of channels, for statistics per sample; `None` for statistics per channel over all samples.
         groups: Option<u64>,
     },
-    /// Looks up rows in a part of the table, with zeros for rows that other devices hold.
+    /// Looks up rows in a part of the table, with zeros for rows on other devices.
     Rows,
     /// Causal attention from a part of the positions to all earlier ones.
     CausalAttention,
-    /// A loss of classes, of which each device has a part.
+    /// A loss with a part of the classes on each device.
     CrossEntropy,
     /// Products of rows with the matrices of the device's own experts.
     Experts,
 }
 
 impl Need {
-    /// Returns the layout that an operand is converted to; `None` where any layout is accepted.
+    /// Returns the layout that an operand is converted to; `None` if any layout is accepted.
     pub fn layout(self) -> Option<Layout> {
         match self {
             Need::Whole | Need::Partial | Need::Lent(_) => Some(Layout::Whole),

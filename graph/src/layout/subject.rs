@@ -1,4 +1,4 @@
-//! `Subject`: an operator with its operands' sizes and sources, which is all that a layout rule sees.
+//! `Subject`: an operator with its operands' sizes and sources, which is the whole input of a layout rule.
 
 use std::collections::BTreeSet;
 
@@ -19,9 +19,9 @@ pub struct Look<'g> {
     pub degree: u64,
     /// Numbers of blocks that packed projections of this model are divided into.
     pub blocks: Vec<u64>,
-    /// Set where images are cut into bands, and nothing else is cut.
+    /// Set if images are cut into bands, and nothing else is cut.
     pub images: Option<Images>,
-    /// Set where work may be done on the first device alone.
+    /// Set if work may be done on the first device only.
     pub on_first: bool,
     /// Rows that are routed to experts.
     routed: Vec<RoutedRows>,
@@ -40,13 +40,13 @@ pub struct Images {
     dims: BTreeSet<(ValueId, usize)>,
 }
 
-/// Values whose rows are routed to experts, alike.
+/// Values whose rows are routed to the same experts.
 #[derive(Clone, Debug)]
 struct RoutedRows {
     layout: Routed,
-    /// How many rows there are.
+    /// Number of rows.
     rows: u64,
-    /// The operator that makes the offsets; rows can be told apart behind it.
+    /// The operator that makes the offsets; rows have a known routing after it.
     behind: Option<OperatorId>,
     values: BTreeSet<ValueId>,
 }
@@ -54,13 +54,13 @@ struct RoutedRows {
 /// One tensor that an operator reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leaf {
-    /// The argument it stands in.
+    /// The argument that contains it.
     pub argument: usize,
-    /// The item of it, where that is a list.
+    /// The item of the argument, if that is a list.
     pub item: Option<usize>,
     /// Its source.
     pub source: Source,
-    /// Its sizes; of a list of tensors those of the first.
+    /// Its sizes; for a list of tensors those of the first.
     pub sizes: Vec<u64>,
     /// Whether a gradient flows back through it.
     pub has_gradient: bool,
@@ -75,9 +75,9 @@ pub enum Source {
     Tensor(TensorId),
 }
 
-/// The most numbers of blocks that are tried, besides one.
+/// The most numbers of blocks that are tried, in addition to one.
 const MOST_BLOCKS: usize = 3;
-/// The most samples that are treated as blocks where samples and positions are flattened into one dimension.
+/// The most samples that are treated as blocks if samples and positions are flattened into one dimension.
 const MOST_SAMPLES: u64 = 64;
 
 impl<'g> Look<'g> {
@@ -108,7 +108,7 @@ impl<'g> Look<'g> {
         look
     }
 
-    /// Finds rows that are routed to experts: those of grouped products, and what is computed row by row around them.
+    /// Finds rows that are routed to experts: those of grouped products, and of row-by-row operators around them.
     fn find_routed(&mut self) {
         let graph = self.graph;
         let is_grouped = |operator: &&Operator| super::rules::is_grouped(&self.subject(operator));
@@ -117,7 +117,7 @@ impl<'g> Look<'g> {
             return;
         }
         let writes = super::Writes::new(self);
-        // What is written to later would not be what it was made as.
+        // Offsets that are written to later would differ from those that were made.
         let is_written = |offsets: ValueId| {
             let storages = self.storages(Source::Value(offsets));
             storages.into_iter().any(|storage| writes.last(storage) > graph.value(offsets).producer)
@@ -157,7 +157,8 @@ impl<'g> Look<'g> {
         }
     }
 
-    /// Prepares a graph for cuts along samples or positions: where both are flattened into one dimension, each sample is a block.
+    /// Prepares a graph for cuts along samples or positions: if both are flattened into one dimension, each sample is a
+    /// block.
     pub fn of_positions(graph: &'g ModelGraph, degree: u64) -> Self {
         let mut look = Self::new(graph, degree);
         for input in &graph.inputs {
@@ -239,7 +240,7 @@ impl<'g> Look<'g> {
             _ => return None,
         };
         let has_gradient = fact.tensors().iter().any(|tensor| tensor.requires_grad);
-        // One number cannot be cut, but where parts are computed with it, each part has a term of its gradient.
+        // A single number cannot be cut, but if parts are computed with it, each device has a term of its gradient.
         let is_trained_number = |fact: &&Fact| {
             has_gradient
                 && matches!(fact, Fact::Tensor(tensor) if tensor.sizes().is_some_and(|sizes| sizes.is_empty()))
@@ -254,7 +255,7 @@ impl<'g> Look<'g> {
     }
 }
 
-/// Sizes of a tensor with dimensions, or of the first of a list of such.
+/// Sizes of a tensor with dimensions, or of the first of a list of these.
 fn sizes_of(fact: &Fact) -> Option<Vec<u64>> {
     match fact {
         Fact::Tensor(tensor) => tensor.sizes().filter(|sizes| !sizes.is_empty()),
@@ -269,7 +270,7 @@ fn sizes_of(fact: &Fact) -> Option<Vec<u64>> {
 
 /// An operator with its operands.
 pub(crate) struct Subject<'a> {
-    /// The graph that it is part of.
+    /// The graph that contains it.
     pub look: &'a Look<'a>,
     /// The operator.
     pub operator: &'a Operator,
@@ -277,14 +278,14 @@ pub(crate) struct Subject<'a> {
     pub call: Call<'a>,
     /// The tensors that it reads.
     pub leaves: Vec<Leaf>,
-    /// The sizes of its results; `None` for what cannot be cut.
+    /// The sizes of its results; `None` for values that cannot be cut.
     pub outputs: Vec<Option<Vec<u64>>>,
     /// Its row of the table.
     pub row: Option<&'static operators::Operator>,
 }
 
 impl Subject<'_> {
-    /// Returns the rows of experts that it reads or makes, and how many there are.
+    /// Returns the rows of experts that it reads or makes, and their number.
     pub fn routed(&self) -> impl Iterator<Item = (Routed, u64)> {
         let is_behind = |routed: &RoutedRows| routed.behind.is_none_or(|maker| maker < self.operator.id);
         let routed = self.look.routed.iter().filter(move |routed| is_behind(routed) && self.touches(routed));
@@ -307,7 +308,7 @@ impl Subject<'_> {
         self.leaves.iter().position(|leaf| leaf.argument == argument && leaf.item.is_none())
     }
 
-    /// Returns the sizes that all results have; `None` where one cannot be cut, or they differ in their dimensions.
+    /// Returns the common sizes of all results; `None` if one cannot be cut, or they differ.
     pub fn result(&self) -> Option<&[u64]> {
         let first = self.outputs.first()?.as_deref()?;
         self.outputs
@@ -316,7 +317,7 @@ impl Subject<'_> {
             .then_some(first)
     }
 
-    /// Tells whether a source holds truth values.
+    /// Tells whether a source holds booleans.
     pub fn is_mask(&self, source: Source) -> bool {
         let fact = match source {
             Source::Value(id) => &self.look.values[id.index()],

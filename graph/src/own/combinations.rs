@@ -1,4 +1,4 @@
-//! `combinations`: a row for each choice of `r` elements.
+//! `combinations`: one row per choice of `r` elements.
 
 use super::Own;
 use crate::{
@@ -11,8 +11,8 @@ pub(super) const OWN: Own = Own { infer, keep, flops: None };
 
 fn infer(call: &Call<'_>) -> Result {
     let input = call.first()?;
-    let [size] = shape(input)?.as_slice() else { reject!("{} is no list", show_shape(shape(input)?)) };
-    let Ok(r) = u64::try_from(call.int("r").known()?) else { reject!("choices of less than nothing") };
+    let [size] = shape(input)?.as_slice() else { reject!("{} is not a list", show_shape(shape(input)?)) };
+    let Ok(r) = u64::try_from(call.int("r").known()?) else { reject!("a negative number of elements") };
     if r == 0 {
         return fresh_fact(input.dtype, Shape::from_slice(&[Some(0)]));
     }
@@ -31,7 +31,7 @@ fn ways(n: u64, k: u64) -> Dim {
     (0..k.min(rest)).try_fold(1_u64, |ways, at| Some(ways.checked_mul(n - at)? / (at + 1)))
 }
 
-/// A mask over all choices with repetition in any order.
+/// A mask over all choices with repetition, in any order.
 fn keep(keep: &mut Keep<'_>, call: &Call<'_>, _: Option<&TensorFact>) -> bool {
     let Ok(input) = call.first() else { return false };
     keep.tensor(input);

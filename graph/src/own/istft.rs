@@ -1,4 +1,4 @@
-//! `istft`: a signal by windows of frequencies.
+//! `istft`: a signal from windows of frequencies.
 
 use super::{Own, stft::window_and_hop};
 use crate::{
@@ -17,11 +17,11 @@ fn infer(call: &Call<'_>) -> Result {
     let (batch, frequencies, frames) = match shape(input)?.as_slice() {
         [frequencies, frames] => (None, *frequencies, *frames),
         [batch, frequencies, frames] => (Some(*batch), *frequencies, *frames),
-        other => reject!("{} is no spectrum", show_shape(other)),
+        other => reject!("{} is not a spectrum", show_shape(other)),
     };
     let (window, hop) = window_and_hop(call)?;
     if frequencies.is_some_and(|n| n != window && n != window / 2 + 1) {
-        reject!("{} has not the frequencies of a window of {window}", show_shape(shape(input)?));
+        reject!("{} does not have the frequencies of a window of {window}", show_shape(shape(input)?));
     }
     let whole = frames.and_then(|frames| frames.checked_sub(1)?.checked_mul(hop)?.checked_add(window));
     let length = match (call.get("length"), call.flag("center").known()?) {
@@ -34,8 +34,8 @@ fn infer(call: &Call<'_>) -> Result {
     fresh_fact(dtype, batch.into_iter().chain([length]).collect())
 }
 
-/// Keeps the window, ones where none is given, and how much of all windows lies on each place of the signal, whole as it is before its
-/// ends are cut off.
+/// Saves the window, ones if none is given, and the sum of all windows at each position of the signal, before its ends
+/// are cut off.
 fn keep(keep: &mut Keep<'_>, call: &Call<'_>, _: Option<&TensorFact>) -> bool {
     let Ok(first) = call.first() else { return false };
     let natural = |name: &str| call.int(name).and_then(|n| u64::try_from(n).ok());

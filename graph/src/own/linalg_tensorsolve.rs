@@ -1,4 +1,4 @@
-//! `linalg_tensorsolve`: the matrix's sizes that the right side has not.
+//! `linalg_tensorsolve`: the matrix's sizes that the right side does not have.
 
 use super::Own;
 use crate::{
@@ -20,7 +20,7 @@ fn infer(call: &Call<'_>) -> Result {
     fresh_fact(a.dtype, kept.skip(y.len()).filter_map(|at| x.get(at).copied()).collect())
 }
 
-/// The matrix, its factors with a pivot for each row, and the solution.
+/// The matrix, its factors with a pivot per row, and the solution.
 fn keep(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) -> bool {
     let Ok(matrix) = call.first() else { return false };
     keep.tensor(matrix);

@@ -1,4 +1,4 @@
-//! `norm_except_dim`: the norm of all that is not along one dimension; of everything for -1.
+//! `norm_except_dim`: the norm over all dimensions but one; over everything for -1.
 
 use super::Own;
 use crate::{
@@ -25,7 +25,7 @@ fn infer(call: &Call<'_>) -> Result {
     )
 }
 
-/// The norms, and what they are taken of: a copy in order, where it lies otherwise or the dimension is neither first nor last.
+/// The norms, and their operand: a contiguous copy, if it is not contiguous or the dimension is neither first nor last.
 fn keep(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) -> bool {
     let (Ok(input), Some(dim)) = (call.first(), call.int("dim")) else { return false };
     let Some(sizes) = &input.shape else { return false };

@@ -1,4 +1,4 @@
-//! `segment_reduce`: a row for each segment, which lengths or bounds tell.
+//! `segment_reduce`: one row per segment, given by lengths or bounds.
 
 use super::Own;
 use crate::{

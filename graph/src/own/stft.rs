@@ -1,4 +1,4 @@
-//! `stft`: frequencies by windows.
+//! `stft`: frequencies by window.
 
 use tracer::DType;
 
@@ -19,7 +19,7 @@ fn infer(call: &Call<'_>) -> Result {
     let (batch, length) = match shape(input)?.as_slice() {
         [length] => (None, *length),
         [batch, length] => (Some(*batch), *length),
-        other => reject!("{} is no signal", show_shape(other)),
+        other => reject!("{} is not a signal", show_shape(other)),
     };
     let (window, hop) = window_and_hop(call)?;
     // torch's own function pads before it calls this.
@@ -46,7 +46,7 @@ fn infer(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
-/// Returns how long the windows of a transform are, and how far apart.
+/// Returns the length of the windows of a transform, and their distance.
 pub(super) fn window_and_hop(call: &Call<'_>) -> Result<(u64, u64)> {
     let positive = |name: &str| call.int(name).and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
     let window = positive("n_fft").known()?;
@@ -57,7 +57,7 @@ pub(super) fn window_and_hop(call: &Call<'_>) -> Result<(u64, u64)> {
     Ok((window, hop))
 }
 
-/// Keeps frames of a signal, times the window.
+/// Saves the frames of a signal, multiplied with the window.
 fn keep(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorFact>) -> bool {
     let Ok(first) = call.first() else { return false };
     let one = first.dtype.map(DType::bytes);

@@ -1,4 +1,4 @@
-//! `take_along_dim`: the index's size along a dimension, the others broadcast; without a dimension both are one row.
+//! `take_along_dim`: the index's size along a dimension, the others broadcast; without a dimension both are flattened.
 
 use super::Own;
 use crate::{
@@ -21,7 +21,7 @@ fn infer(call: &Call<'_>) -> Result {
     let mut own = shape(input)?.clone();
     let mut other = shape(index)?.clone();
     let (Some(of_own), Some(of_other)) = (own.get_mut(dim), other.get_mut(dim)) else {
-        reject!("places {} in {}", show_shape(shape(index)?), show_shape(shape(input)?));
+        reject!("positions {} in {}", show_shape(shape(index)?), show_shape(shape(input)?));
     };
     let length = *of_other;
     (*of_own, *of_other) = (Some(1), Some(1));
@@ -30,7 +30,7 @@ fn infer(call: &Call<'_>) -> Result {
     fresh_fact(input.dtype, sizes)
 }
 
-/// The places are spread to the tensor's size first, as a copy.
+/// The positions are first expanded to the tensor's size, as a copy.
 fn keep(keep: &mut Keep<'_>, call: &Call<'_>, _: Option<&TensorFact>) -> bool {
     let (Some(input), Some(places)) = (call.at(0).tensor(), call.at(1).tensor()) else { return false };
     keep.tensor(input);

@@ -1,4 +1,4 @@
-//! Operators that move bytes: joins, look-ups, pads, copies of views.
+//! Operators that move bytes: concatenation, look-ups, pads, copies of views.
 
 use super::rows;
 use crate::Operator;

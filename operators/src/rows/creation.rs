@@ -1,4 +1,4 @@
-//! Tensors made of nothing.
+//! Tensors made without operands.
 
 use super::rows;
 use crate::Operator;

@@ -1,4 +1,4 @@
-//! One result for each element: activations, arithmetic, comparisons, dropout.
+//! One result per element: activations, arithmetic, comparisons, dropout.
 
 use super::rows;
 use crate::Operator;

@@ -1,5 +1,5 @@
-//! Exchanges between devices that share a layer. They are no operators of torch: `graph` puts them into a program,
-//! `codegen` writes them as calls of the file that ships with stages.
+//! Exchanges between devices that share a layer. They are not operators of torch: `graph` inserts them into a program,
+//! `codegen` writes them as calls of the file that is emitted with stages.
 
 use super::rows;
 use crate::Operator;

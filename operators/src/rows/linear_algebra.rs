@@ -1,4 +1,4 @@
-//! Linear algebra, transforms and others of no family.
+//! Linear algebra, transforms and others without a family.
 
 use super::rows;
 use crate::Operator;

@@ -1,6 +1,7 @@
-//! The rows, by family. A `-` is the plain answer: nothing kept, nothing counted, fresh memory, the dispatcher's spelling.
+//! The rows, by family. A `-` is the default: nothing saved, nothing counted, fresh memory, the dispatcher's form in
+//! Python.
 //!
-//! Each row fills each column, so that whoever adds one has answered every question.
+//! Each row fills every column, so that a new row answers every question.
 
 mod copies;
 mod creation;

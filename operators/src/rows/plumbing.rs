@@ -1,4 +1,4 @@
-//! Numbers, lists and questions: no tensor of weight comes out.
+//! Numbers, lists and properties: no large tensors.
 
 use super::rows;
 use crate::Operator;

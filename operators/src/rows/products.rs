@@ -1,4 +1,4 @@
-//! Products, convolutions, attention, recurrent layers and embeddings: where most time goes.
+//! Products, convolutions, attention, recurrent layers and embeddings, which take most of the time.
 
 use super::rows;
 use crate::Operator;

@@ -1,4 +1,4 @@
-//! Sums, means, maxima and losses; sorting; what values decide the size of.
+//! Sums, means, maxima and losses; sorting; results whose sizes depend on values.
 
 use super::rows;
 use crate::Operator;

@@ -1,4 +1,4 @@
-//! Other ways to look at the same memory.
+//! Views of the same memory.
 
 use super::rows;
 use crate::Operator;

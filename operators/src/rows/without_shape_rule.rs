@@ -1,4 +1,4 @@
-//! Operators whose sizes no rule infers; what reading and cutting must know of them is known all the same.
+//! Operators without a shape rule, with the facts that reading and cutting need.
 
 use super::rows;
 use crate::Operator;

@@ -93,7 +93,7 @@ pub(crate) struct Question {
 impl CrossingBound {
     /// Builds the bound from all cuts.
     pub(crate) fn of_all(problem: &Problem, states: &States) -> Self {
-        // The first and the last state are no cuts.
+        // The first and the last state are not cuts.
         let n_cuts = states.len().saturating_sub(2);
         let n_windows = n_cuts.min(problem.training.limits.sizes.windows);
         let window = |index: usize| {

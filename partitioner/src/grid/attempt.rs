@@ -263,7 +263,7 @@ impl<'a> Attempt<'a> {
     /// Returns a lower bound of the slowest stage's seconds for each micro-batch over all cuts, or `below` if it is not less;
     /// infinite if nothing fits.
     ///
-    /// Solved on an ideal machine. The formula on the real devices is no lower bound if they differ (another order may be
+    /// Solved on an ideal machine. The formula on the real devices is not a lower bound if they differ (another order may be
     /// better), if copies to the host run beside compute, or if memory is overestimated.
     fn least_bottleneck(&self, scorer: &Scorer) -> f64 {
         let chunks = self.grid.chunks;

@@ -1,4 +1,4 @@
-//! The searches against each other and against trying everything, on small random graphs; on larger ones against an integer program.
+//! Compares the searches with each other and with exhaustive search, on small random graphs; on larger ones with an integer program.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use super::{
     integer_program::solved, split,
 };
 
-/// Returns a graph of a few operators of a few strategies, some of which do not go together; sometimes in parts.
+/// Returns a graph of a few operators with a few strategies, some of which are incompatible; sometimes the graph is
+/// disconnected.
 pub(super) fn graph(dice: &mut Dice, most_nodes: u64, most_strategies: u64) -> Choices {
     let n_nodes = 1 + dice.below(most_nodes) as usize;
     let number = |dice: &mut Dice| dice.below(20) as f64;
@@ -32,7 +33,7 @@ pub(super) fn graph(dice: &mut Dice, most_nodes: u64, most_strategies: u64) -> C
     Choices { nodes, edges }
 }
 
-/// Calls with every choice of strategies.
+/// Calls a function with every choice of strategies.
 pub(super) fn each(choices: &Choices, mut call: impl FnMut(&[usize], Totals)) {
     let mut picks = vec![0; choices.nodes.len()];
     loop {
@@ -46,7 +47,7 @@ pub(super) fn each(choices: &Choices, mut call: impl FnMut(&[usize], Totals)) {
     }
 }
 
-/// Returns the least of something over every choice of strategies.
+/// Returns the minimum of a function over every choice of strategies.
 fn least(choices: &Choices, mut value: impl FnMut(Totals) -> f64) -> f64 {
     let mut least = f64::INFINITY;
     each(choices, |_, totals| least = least.min(value(totals)));
@@ -67,7 +68,7 @@ fn elimination_equals_trying_everything() {
         assert_eq!((found.value, found.bound), (best, best), "case {case}: {choices:?}");
         n_impossible += usize::from(best == f64::INFINITY);
     }
-    assert!(n_impossible < cases(1000) / 4, "{n_impossible} graphs have no strategies that go together");
+    assert!(n_impossible < cases(1000) / 4, "{n_impossible} graphs have no compatible strategies");
 }
 
 #[test]
@@ -140,7 +141,7 @@ fn without_sync_and_limits_a_split_is_proven_optimal() {
         let choices = graph(&mut dice, 7, 4);
         let limits = Limits { exposed: 1.0, bytes: f64::INFINITY };
         if let (Ok(found), false) = (split(&choices, limits, &[]), is_skipped(case)) {
-            // All sync is exposed: the step is a sum, which one elimination minimises.
+            // All gradient sync is exposed: the step is a sum, which one elimination minimises.
             let best = least(&choices, |totals| totals.step(1.0));
             assert!((found.step - best).abs() < 1e-9 && found.gap() < 1e-6, "case {case}: {found:?}, {best}");
         }
@@ -158,7 +159,7 @@ fn folded_layers_equal_unfolded() {
         let number = |dice: &mut Dice| dice.below(20) as f64;
         layer.nodes.push((0..size).map(|_| Cost { seconds: number(&mut dice), ..Cost::default() }).collect());
         for node in 0..exit {
-            // Others may hang on the entry alone.
+            // Other operators may depend on the entry only.
             if node > 0 && dice.flip() {
                 continue;
             }

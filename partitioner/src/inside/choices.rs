@@ -1,19 +1,19 @@
-//! The strategies of each operator of a group of devices, and what they cost, alone and between two operators.
+//! The strategies of each operator of a group of devices, and their costs, by themselves and between two operators.
 
 use std::sync::Arc;
 
-/// What one strategy of one operator costs.
+/// The cost of one strategy of one operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Seconds of compute and of exchanges that compute waits for, in a step.
+    /// Seconds per step of compute and of blocking exchanges.
     pub seconds: f64,
-    /// Seconds of gradient sync in a step, which may run beside compute.
+    /// Seconds per step of gradient sync, which may overlap compute.
     pub hidden: f64,
-    /// Bytes that a device holds for it.
+    /// Bytes on a device.
     pub bytes: f64,
 }
 
-/// Seconds between the strategies of two operators; infinite where they do not go together.
+/// Seconds between the strategies of two operators; infinite if they are incompatible.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matrix {
     rows: usize,
@@ -22,10 +22,10 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Makes a matrix of rows one after the other.
+    /// Makes a matrix from its rows.
     ///
     /// # Panics
-    /// When there are more or fewer cells than rows and columns say.
+    /// If the number of cells is not rows times columns.
     pub fn new(rows: usize, columns: usize, cells: Vec<f64>) -> Self {
         assert_eq!(cells.len(), rows * columns, "{rows} rows of {columns}");
         Self { rows, columns, cells }
@@ -60,23 +60,24 @@ impl Matrix {
 
 /// The strategies of a graph of operators.
 ///
-/// Invariant: an edge joins two different nodes, and its matrix has as many rows and columns as they have strategies.
+/// Invariant: an edge joins two different nodes, and its matrix has a row per strategy of the first and a column per
+/// strategy of the second.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choices {
     /// Strategies of each operator.
     pub nodes: Vec<Vec<Cost>>,
-    /// Pairs of operators whose strategies cost something together; edges alike share a matrix.
+    /// Pairs of operators with costs between their strategies; equal edges share a matrix.
     pub edges: Vec<(usize, usize, Arc<Matrix>)>,
 }
 
-/// What a choice of strategies costs in all.
+/// The total cost of a choice of strategies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// Seconds of compute and of exchanges that it waits for.
+    /// Seconds of compute and of blocking exchanges.
     pub seconds: f64,
     /// Seconds of gradient sync.
     pub hidden: f64,
-    /// Bytes that a device holds.
+    /// Bytes on a device.
     pub bytes: f64,
 }
 
@@ -88,21 +89,21 @@ impl Totals {
         self.bytes += cost.bytes;
     }
 
-    /// Takes a strategy away.
+    /// Removes a strategy.
     pub fn remove(&mut self, cost: &Cost) {
         self.seconds -= cost.seconds;
         self.hidden -= cost.hidden;
         self.bytes -= cost.bytes;
     }
 
-    /// Returns the step: gradient sync hides behind compute but for a share of it.
+    /// Returns the step time: gradient sync overlaps compute except for the exposed share of it.
     pub fn step(&self, exposed: f64) -> f64 {
         self.seconds.max(exposed * self.seconds + self.hidden)
     }
 }
 
 impl Choices {
-    /// Returns what one strategy for each operator costs.
+    /// Returns the total cost of one strategy per operator.
     pub fn totals(&self, picks: &[usize]) -> Totals {
         let mut totals = Totals::default();
         self.nodes.iter().zip(picks).for_each(|(node, &pick)| totals.add(&node[pick]));
@@ -121,7 +122,7 @@ impl Choices {
         touching
     }
 
-    /// Returns the seconds of an operator's edges under one of its strategies, the others' being given.
+    /// Returns the seconds of an operator's edges under one of its strategies, with the others' strategies given.
     pub fn around(&self, edges: &[usize], node: usize, pick: usize, picks: &[usize]) -> f64 {
         let seconds = |&edge: &usize| {
             let (a, b, matrix) = &self.edges[edge];

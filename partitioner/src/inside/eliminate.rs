@@ -1,12 +1,14 @@
-//! The cheapest strategies of a graph of operators, by elimination of one operator after the other.
+//! The cheapest strategies of a graph of operators, by eliminating one operator after the other.
 //!
-//! Eliminating an operator replaces the tables that name it by one over its neighbours, which holds the least that it can cost
-//! (bucket elimination: Dechter 1999). OptCNN's node and edge eliminations (Jia et al. 2018) are the case of one and two
-//! neighbours. The operator whose new table is smallest goes first. Time and memory are those of the largest table:
-//! strategies to the power of the graph's width (chain 1, Inception 2, a layer of a transformer 3).
+//! Eliminating an operator replaces the tables that contain it by one over its neighbours, with its least cost for each
+//! of their strategies (bucket elimination: Dechter 1999). OptCNN's node and edge eliminations (Jia et al. 2018) are
+//! the cases of one and two neighbours. The operator whose new table is smallest goes first. Time and memory are those
+//! of the largest table: strategies to the power of the graph's width (chain 1, Inception 2, a layer of a transformer
+//! 3).
 //!
-//! A table larger than a limit is not made: tables that name the operator are then eliminated in groups (mini-buckets), each
-//! as if it could choose by itself. That bounds the least cost from below, and the strategies found are costed as they are.
+//! A table above a limit is not made: the tables that contain the operator are then eliminated in groups
+//! (mini-buckets), each as if it could choose independently. That gives a lower bound, and the strategies found are
+//! costed exactly.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -15,18 +17,18 @@ use super::{Choices, Cost};
 /// The most cells of a table: 128 MiB.
 const MAX_CELLS: usize = 1 << 24;
 
-/// The strategies found, and how good they are.
+/// The strategies found, and their optimality.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     /// A strategy for each operator.
     pub picks: Vec<usize>,
-    /// What they cost; infinite where none that go together were found.
+    /// Their cost; infinite if no compatible ones were found.
     pub value: f64,
-    /// What no strategies cost less than; equal to the cost where no table was too large.
+    /// A lower bound on the cost of any strategies; equal to the cost if no table exceeded the limit.
     pub bound: f64,
 }
 
-/// Finds the strategies whose prices and edges add up to the least.
+/// Finds the strategies with the least sum of prices and edges.
 pub fn eliminate(choices: &Choices, price: impl Fn(&Cost) -> f64) -> Found {
     eliminate_within(choices, price, MAX_CELLS)
 }
@@ -46,19 +48,19 @@ pub(super) fn eliminate_within(choices: &Choices, price: impl Fn(&Cost) -> f64, 
     Found { picks, value, bound: elimination.constant.min(value) }
 }
 
-/// Eliminates all operators but some, with tables as large as they must be.
+/// Eliminates all operators except some, without a limit on tables.
 pub(super) fn whole(prices: Vec<Vec<f64>>, choices: &Choices, keep: &[usize]) -> Elimination {
     Elimination::of(prices, choices, keep, usize::MAX)
 }
 
-/// A table of costs over some operators; the last of them counts fastest.
+/// A table of costs over some operators, the last of which is the innermost dimension.
 #[derive(Clone)]
 struct Table {
     scope: Vec<usize>,
     cells: Cells,
 }
 
-/// Cells of an edge, which it shares, or of a table that elimination made.
+/// Cells of an edge, shared with it, or of a table made by elimination.
 #[derive(Clone)]
 enum Cells {
     Edge(Arc<super::Matrix>),
@@ -73,7 +75,7 @@ impl Table {
         }
     }
 
-    /// Returns the steps between neighbouring strategies of each operator of the scope.
+    /// Returns the strides of each operator of the scope.
     fn strides(&self, sizes: &[usize]) -> Vec<usize> {
         let mut strides = vec![1; self.scope.len()];
         for axis in (1..self.scope.len()).rev() {
@@ -109,18 +111,19 @@ impl Table {
 /// A graph with some operators eliminated.
 pub(super) struct Elimination {
     sizes: Vec<usize>,
-    /// Prices of each operator, with what eliminated neighbours add; those of an eliminated one as it was eliminated.
+    /// Prices of each operator, including those of eliminated neighbours; for an eliminated operator as of its
+    /// elimination.
     prices: Vec<Vec<f64>>,
-    /// Eliminated operators in order, with the tables that named them.
+    /// Eliminated operators in order, with the tables that contained them.
     eliminated: Vec<(usize, Vec<Table>)>,
     /// Tables over operators that are kept.
     kept: Vec<Table>,
-    /// What parts without a kept operator cost at the least.
+    /// Least cost of the components without a kept operator.
     constant: f64,
 }
 
 impl Elimination {
-    /// Eliminates every operator but those to keep; each has a strategy at least.
+    /// Eliminates every operator except those to keep; each has at least one strategy.
     pub(super) fn of(prices: Vec<Vec<f64>>, choices: &Choices, keep: &[usize], max_cells: usize) -> Self {
         let sizes: Vec<usize> = prices.iter().map(Vec::len).collect();
         let mut this = Self { sizes, prices, eliminated: Vec::new(), kept: Vec::new(), constant: 0.0 };
@@ -174,9 +177,10 @@ impl Elimination {
         this
     }
 
-    /// Parts tables that name an operator into groups whose joint tables are no larger than the limit: one group if it can be.
+    /// Divides the tables that contain an operator into groups whose joint tables are within the limit: one group if
+    /// possible.
     fn groups<'a>(&self, node: usize, named: &'a mut [Table], max_cells: usize) -> Vec<&'a [Table]> {
-        // Large tables first: small ones fit beside them.
+        // Large tables first: small ones fit in with them.
         named.sort_by_key(|table| std::cmp::Reverse(table.scope.len()));
         let named = &*named;
         let (mut groups, mut first) = (Vec::new(), 0);
@@ -194,7 +198,7 @@ impl Elimination {
         groups
     }
 
-    /// Returns the least that an operator and these tables can cost for each choice of its neighbours.
+    /// Returns the least cost of an operator and these tables for each choice of its neighbours.
     fn join(&self, node: usize, prices: &[f64], tables: &[Table]) -> Table {
         let sizes = &self.sizes;
         let mut scope = around(node, tables.iter());
@@ -204,7 +208,7 @@ impl Elimination {
         let (rows, others): (Vec<&Table>, Vec<&Table>) =
             tables.iter().partition(|table| table.scope.contains(&last));
         let rows: Vec<Table> = rows.into_iter().map(|table| table.clone().with_last(last, sizes)).collect();
-        // Steps of a table for each operator of the outer loops, and for the one that goes.
+        // Strides of a table for each operator of the outer loops, and for the eliminated one.
         let steps = |table: &Table| {
             let strides = table.strides(sizes);
             let step = |node: usize| {
@@ -252,7 +256,7 @@ impl Elimination {
         Table { scope, cells: Cells::Own(Arc::new(cells)) }
     }
 
-    /// Returns what it costs at the least for each choice of two operators that were kept, but for their own prices.
+    /// Returns the least cost for each choice of two kept operators, without their own prices.
     pub(super) fn between(&self, from: usize, to: usize) -> Vec<f64> {
         let (rows, columns) = (self.sizes[from], self.sizes[to]);
         let mut cells = vec![self.constant; rows * columns];
@@ -268,12 +272,12 @@ impl Elimination {
         self.sizes.len()
     }
 
-    /// Returns the prices of an operator that was kept, with what its neighbours add.
+    /// Returns the prices of a kept operator, including those of eliminated neighbours.
     pub(super) fn prices(&self, node: usize) -> &[f64] {
         &self.prices[node]
     }
 
-    /// Chooses a strategy for each operator that was eliminated, last first; the smaller of two that cost the same.
+    /// Chooses a strategy for each eliminated operator, last first; of equal costs the lower index.
     pub(super) fn choose(&self, picks: &mut [usize]) {
         for (node, tables) in self.eliminated.iter().rev() {
             let mut prices = self.prices[*node].clone();
@@ -292,7 +296,7 @@ impl Elimination {
     }
 }
 
-/// Returns the other operators that tables name, in order.
+/// Returns the other operators that tables contain, in order.
 fn around<'a>(node: usize, tables: impl Iterator<Item = &'a Table>) -> Vec<usize> {
     let mut scope: Vec<usize> =
         tables.flat_map(|table| table.scope.iter().copied()).filter(|&other| other != node).collect();
@@ -309,7 +313,7 @@ fn dot(at: &[usize], steps: &[usize]) -> usize {
     at.iter().zip(steps).map(|(at, step)| at * step).sum()
 }
 
-/// Goes on to the next choice; tells whether there was one.
+/// Advances to the next choice; returns whether there was one.
 fn next(at: &mut [usize], scope: &[usize], sizes: &[usize]) -> bool {
     for (axis, node) in scope.iter().enumerate().rev() {
         at[axis] += 1;

@@ -1,53 +1,53 @@
-//! The fastest step when gradient sync hides behind compute and memory is limited, with a certified bound.
+//! The fastest step when gradient sync overlaps compute and memory is limited, with a certified bound.
 //!
-//! With `A` seconds of compute and blocking exchanges, `S` of gradient sync, a share `c` of `A` that hides nothing and `B`
-//! bytes of at most `M`, the step is `T = max(A, c·A + S)`. For any `λ` in 0…1 and `μ ≥ 0`,
+//! With `A` seconds of compute and blocking exchanges, `S` of gradient sync, a share `c` of `A` that overlaps nothing
+//! and `B` bytes of at most `M`, the step is `T = max(A, c·A + S)`. For any `λ` in 0…1 and `μ ≥ 0`,
 //!
 //! ```text
 //! T  ≥  min over strategies of  (1 − λ)·A + λ·(c·A + S) + μ·(B/M − 1)
 //! ```
 //!
-//! whenever `B ≤ M`, and each such minimum is one elimination. The right side is concave in the two multipliers; strategies
-//! found so far bound it by planes, and the next multipliers are where those planes are highest (Kelley's cutting planes). A gap
-//! that is left is closed by branch and bound.
+//! whenever `B ≤ M`, and each such minimum is one elimination. The right side is concave in the two multipliers; the
+//! strategies found so far bound it by planes, and the next multipliers are at the maximum of those planes (Kelley's
+//! cutting planes). A remaining gap is closed by branch and bound.
 
 use super::{Choices, Cost, Found, Matrix, Totals, eliminate};
 
 /// The most eliminations under one set of strategies.
 const ROUNDS: usize = 40;
-/// The most eliminations in all, about.
+/// The approximate limit on the total number of eliminations.
 const MOST_ROUNDS: usize = 200;
-/// An optimality gap that is not worked on.
+/// An optimality gap below this is accepted.
 const ENOUGH: f64 = 1e-4;
-/// Bounds are as good as equal.
+/// Bounds within this are considered equal.
 const CLOSE: f64 = 1e-9;
 
-/// What hides, and what fits.
+/// The share of exposed compute, and the memory limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Share of compute, 0 to 1, behind which no gradient sync hides.
+    /// Share of compute, 0 to 1, that overlaps no gradient sync.
     pub exposed: f64,
-    /// Bytes that a device has; infinite where memory is not counted.
+    /// Bytes of a device; infinite if memory is not limited.
     pub bytes: f64,
 }
 
-/// Strategies, and how far from the fastest they can be.
+/// Strategies, and their optimality gap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Split {
     /// A strategy for each operator.
     pub picks: Vec<usize>,
-    /// What they cost.
+    /// Their cost.
     pub totals: Totals,
     /// Seconds of a step.
     pub step: f64,
-    /// Seconds that no strategies beat.
+    /// A lower bound on the seconds of a step.
     pub bound: f64,
-    /// Eliminations that were made.
+    /// Number of eliminations.
     pub rounds: usize,
 }
 
 impl Split {
-    /// Returns the optimality gap: by which share a step might be faster.
+    /// Returns the optimality gap, as a share of the step.
     pub fn gap(&self) -> f64 {
         if self.step == self.bound { 0.0 } else { self.step / self.bound - 1.0 }
     }
@@ -56,11 +56,11 @@ impl Split {
 /// Why there are no strategies.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum NoSplit {
-    /// None that go together.
-    #[error("no strategies of the operators go together")]
+    /// No strategies are compatible.
+    #[error("no strategies of the operators are compatible")]
     Contradiction,
-    /// None that fit.
-    #[error("every split needs {needed:.0} bytes a device, one has {limit:.0}")]
+    /// No strategies fit the memory.
+    #[error("every split needs {needed:.0} bytes per device, which has {limit:.0}")]
     Memory {
         /// Bytes of a device under the strategies that need least.
         needed: f64,
@@ -69,10 +69,10 @@ pub enum NoSplit {
     },
 }
 
-/// Finds the fastest strategies that fit; `starts` are strategies that are known already.
+/// Finds the fastest strategies that fit; `starts` are known strategies.
 ///
 /// # Errors
-/// When no strategies go together, or none fit.
+/// If no strategies are compatible, or none fit.
 pub fn split(choices: &Choices, limits: Limits, starts: &[Vec<usize>]) -> Result<Split, NoSplit> {
     let mut search = Search::new(choices, limits, None);
     let first = search.ask(0.0, 0.0);
@@ -88,7 +88,8 @@ pub fn split(choices: &Choices, limits: Limits, starts: &[Vec<usize>]) -> Result
         }
     }
     search.converge();
-    // What multipliers cannot close, halves of the strategies of single operators do: branch and bound, least bound first.
+    // A gap that multipliers cannot close is closed by halving the strategies of single operators: branch and bound,
+    // lowest bound first.
     let (mut best, mut rounds) = (search.best.take(), search.rounds);
     let mut open = vec![(choices.clone(), search.dual, search.points)];
     let step = |best: &Option<(Vec<usize>, Totals)>| {
@@ -124,7 +125,8 @@ pub fn split(choices: &Choices, limits: Limits, starts: &[Vec<usize>]) -> Result
     Ok(Split { picks, totals, step, bound: bound.min(step), rounds })
 }
 
-/// Parts the strategies of the operator in which the last two answers differ most: halves by their sync, or else by their bytes.
+/// Halves the strategies of the operator in which the last two solutions differ most: by their sync, or else by their
+/// bytes.
 fn halves(choices: &Choices, points: &[Point]) -> Option<[Choices; 2]> {
     let [.., one, other] = points else { return None };
     let sum = |of: fn(&Cost) -> f64| {
@@ -153,7 +155,7 @@ fn is_in(choices: &Choices, picks: &[usize]) -> bool {
     choices.nodes.iter().zip(picks).all(|(node, &pick)| node[pick].seconds < f64::INFINITY)
 }
 
-/// Returns the strategies that need least memory, their bytes as value.
+/// Returns the strategies that need the least memory, with their bytes as value.
 fn smallest(choices: &Choices) -> Found {
     let legal = |matrix: &Matrix| {
         let cell = |row, column| if matrix.at(row, column) == f64::INFINITY { f64::INFINITY } else { 0.0 };
@@ -168,12 +170,12 @@ struct Search<'a> {
     limits: Limits,
     points: Vec<Point>,
     best: Option<(Vec<usize>, Totals)>,
-    /// The best bound met.
+    /// The best lower bound so far.
     dual: f64,
     rounds: usize,
 }
 
-/// Strategies that were met, and the plane over the multipliers that they keep the bound below.
+/// A solution, and the plane over the multipliers by which it bounds the lower bound from above.
 struct Point {
     picks: Vec<usize>,
     height: f64,
@@ -185,7 +187,7 @@ impl<'a> Search<'a> {
         Self { choices, limits, points: Vec::new(), best, dual: 0.0, rounds: 0 }
     }
 
-    /// Raises the bound as far as multipliers can.
+    /// Raises the lower bound as far as multipliers can.
     fn converge(&mut self) {
         while self.rounds < ROUNDS && !self.points.is_empty() {
             let (lambda, mu, highest) = self.highest();
@@ -204,14 +206,14 @@ impl<'a> Search<'a> {
         seconds <= self.dual * (1.0 + CLOSE)
     }
 
-    /// Returns what memory costs at these bytes and a multiplier of one.
+    /// Returns the memory term at these bytes and a multiplier of one.
     fn excess(&self, bytes: f64) -> f64 {
         if self.limits.bytes.is_finite() { bytes / self.limits.bytes - 1.0 } else { 0.0 }
     }
 
-    /// Eliminates under two multipliers.
+    /// Runs an elimination under two multipliers.
     fn ask(&mut self, lambda: f64, mu: f64) -> Found {
-        // Edges keep their weight of one: everything else is divided by what theirs would be.
+        // Edges keep a weight of one: everything else is divided by the weight of edges.
         let weight = 1.0 - lambda + lambda * self.limits.exposed;
         let per_byte = if self.limits.bytes.is_finite() { mu / self.limits.bytes } else { 0.0 };
         let found = eliminate(self.choices, |cost| {
@@ -225,7 +227,7 @@ impl<'a> Search<'a> {
         found
     }
 
-    /// Takes note of strategies, and of those that single changes lead to.
+    /// Records strategies, and those that single changes lead to.
     fn meet(&mut self, picks: &[usize]) {
         let totals = self.choices.totals(picks);
         if !totals.seconds.is_finite() {
@@ -242,9 +244,9 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the multipliers at which the planes are highest, and how high that is.
+    /// Returns the multipliers at the maximum of the planes, and the maximum.
     fn highest(&self) -> (f64, f64, f64) {
-        // A multiplier of one leaves edges no weight where everything can hide.
+        // With a multiplier of one, edges would have no weight if all sync can overlap.
         let most = if self.limits.exposed > 0.0 { 1.0 } else { 1.0 - 1e-9 };
         let scale = 1e3 * self.points.iter().map(|point| point.height).fold(0.0, f64::max);
         let costly = if self.limits.bytes.is_finite() { scale } else { 0.0 };
@@ -275,7 +277,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Returns the point where three planes meet, by Cramer's rule.
+/// Returns the intersection of three planes, by Cramer's rule.
 fn meeting(planes: [&[f64; 4]; 3]) -> Option<[f64; 3]> {
     let determinant = |columns: [usize; 3]| {
         let [a, b, c] = planes.map(|plane| columns.map(|column| plane[column]));
@@ -307,7 +309,7 @@ fn descend(choices: &Choices, limits: Limits, mut picks: Vec<usize>) -> (Vec<usi
                 }
             }
         }
-        // Sums of many changes are not what the strategies come to by themselves.
+        // Recomputed: sums updated by many changes accumulate rounding errors.
         totals = choices.totals(&picks);
         if totals.step(limits.exposed) >= before * (1.0 - 1e-12) {
             return (picks, totals);

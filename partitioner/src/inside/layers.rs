@@ -1,7 +1,8 @@
-//! A layer as OptCNN and FlexFlow split it: what it makes has samples, channels, height and width, and its sums have a length.
+//! A layer as OptCNN and FlexFlow split it: its result has samples, channels, height and width, and its sums have a
+//! length.
 //!
-//! Parts are numbered with samples outermost and the parts of sums innermost; part `i` runs on device `i`. So the parts that
-//! exchange most share a node.
+//! Parts are numbered with samples outermost and the parts of sums innermost; part `i` runs on device `i`. So the parts
+//! that exchange most are on the same node.
 
 /// The degrees of a layer: parts of each dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,12 +17,12 @@ impl Degrees {
     /// Nothing is split.
     pub const WHOLE: Self = Self { result: [1; 4], sums: 1 };
 
-    /// Returns the split of samples alone.
+    /// Returns the split of samples only.
     pub fn samples(parts: usize) -> Self {
         Self { result: [parts, 1, 1, 1], sums: 1 }
     }
 
-    /// Returns the number of parts, one to a device.
+    /// Returns the number of parts, one per device.
     pub fn parts(&self) -> usize {
         self.tiles() * self.sums
     }
@@ -36,7 +37,7 @@ impl Degrees {
         self.result[0] * self.result[2] * self.result[3]
     }
 
-    /// Returns, for each dimension, how many devices apart neighbouring parts are; parts of sums are side by side.
+    /// Returns for each dimension the distance in devices between neighbouring parts; parts of sums are adjacent.
     pub(super) fn apart(&self) -> [usize; 4] {
         let [_, channels, height, width] = self.result;
         let pixels = self.sums * channels;
@@ -44,23 +45,23 @@ impl Degrees {
     }
 }
 
-/// Which part of a dimension of a value is read for a part of the result.
+/// The part of a dimension of a value that is read for a part of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Need {
     /// All of it.
     All,
     /// The windows around the same part: element `i` reads from `i·stride − before` to `i·stride + after`.
     Window {
-        /// Steps of the value for each of the result.
+        /// Steps in the value per step in the result.
         stride: u64,
         /// Elements before.
         before: u64,
         /// Elements after.
         after: u64,
     },
-    /// The same part of a result in which the value begins at an element: a concatenation.
+    /// The same part of a concatenation, in which the value begins at this element.
     From(u64),
-    /// The same part of a result with several elements for each of the value: channels of a flattened image.
+    /// The same part of a flattened image, with this many elements per channel.
     Flat(u64),
     /// The part of the sums.
     Sums,
@@ -76,7 +77,7 @@ impl Need {
 pub struct Read {
     /// The layer that makes it; an earlier one.
     pub from: usize,
-    /// What is read of its samples, channels, height and width.
+    /// The needed parts of its samples, channels, height and width.
     pub needs: [Need; 4],
     /// Whether a gradient flows back.
     pub has_gradient: bool,
@@ -85,31 +86,31 @@ pub struct Read {
 /// A layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// Samples, channels, height and width of its result; one where there are none.
+    /// Samples, channels, height and width of its result; 1 for absent ones.
     pub sizes: [u64; 4],
     /// Bytes of an element of its result.
     pub element: f64,
-    /// Which of them may be split.
+    /// The dimensions that may be split.
     pub splits: [bool; 4],
-    /// Length of the sums that make an element of the result, where they may be split.
+    /// Length of the sums of an element of the result, if they may be split.
     pub sums: Option<u64>,
-    /// What it reads of other layers.
+    /// The values that it reads from other layers.
     pub reads: Vec<Read>,
     /// Bytes of its parameters.
     pub parameters: f64,
     /// Bytes of statistics over samples and pixels that all parts share.
     pub statistics: f64,
-    /// Bytes that it keeps for the backward pass.
+    /// Bytes of saved activations.
     pub saved: f64,
-    /// The earlier layer that it is split like.
+    /// The earlier layer whose split it must have.
     ///
-    /// Invariant: one whose result has the same sizes.
+    /// Invariant: its result has the same sizes.
     pub like: Option<usize>,
 }
 
 impl Layer {
-    /// Returns the splits over a number of devices; the first is none. Degrees divide the number of devices,
-    /// samples, channels and sums; rows and columns may be uneven by one.
+    /// Returns the splits over a number of devices; the first is none. Degrees divide the number of devices, samples,
+    /// channels and sums; rows and columns may be uneven by one.
     pub fn degrees(&self, devices: usize) -> Vec<Degrees> {
         let fits = |dimension: usize, parts: usize| {
             let size = self.sizes[dimension];
@@ -147,14 +148,14 @@ impl Layer {
     }
 }
 
-/// Returns the part of a dimension with some index, from its first element to the one behind its last.
+/// Returns a part of a dimension, from its first element to its end.
 pub(super) fn part(size: u64, parts: usize, index: usize) -> (u64, u64) {
     let at = |index: usize| size * index as u64 / parts as u64;
     (at(index), at(index + 1))
 }
 
 impl Need {
-    /// Returns the range that is read of a dimension of `size` elements.
+    /// Returns the range that is read in a dimension of `size` elements.
     pub(super) fn range(self, size: u64, own: (u64, u64), sums: (u64, u64)) -> (u64, u64) {
         let (first, end) = match self {
             Self::All => (0, size),
@@ -180,15 +181,15 @@ mod tests {
         };
         let window = |stride, before, after| Need::Window { stride, before, after };
         check(Need::SAME, 8, (4, 8), (4, 8));
-        // Three wide with a pixel around; the first and the last part end with the image.
+        // Windows of three with a padding of one; the first and the last part end with the image.
         check(window(1, 1, 1), 8, (0, 4), (0, 5));
         check(window(1, 1, 1), 8, (4, 8), (3, 8));
-        // A pool of two by two; one of three that moves by two.
+        // Pooling of two by two; a window of three with stride two.
         check(window(2, 0, 1), 8, (2, 4), (4, 8));
         check(window(2, 0, 2), 9, (0, 2), (0, 5));
         check(Need::All, 8, (4, 8), (0, 8));
         check(Need::Sums, 8, (4, 8), (2, 4));
-        // A value that begins at element 6 of what is joined.
+        // A value that begins at element 6 of the concatenation.
         check(Need::From(6), 4, (4, 8), (0, 2));
         check(Need::From(6), 4, (0, 6), (0, 0));
         check(Need::Flat(4), 8, (6, 12), (1, 3));

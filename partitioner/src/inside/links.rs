@@ -1,4 +1,5 @@
-//! What exchanges between the first devices of a machine take. All are charged at the slowest link between those that take part.
+//! Times of exchanges between the first devices of a machine. All are charged at the slowest link between the
+//! participants.
 
 use crate::{Machine, MachineLevel, stage::collective::Group};
 
@@ -12,13 +13,14 @@ pub struct Links<'a> {
 }
 
 impl<'a> Links<'a> {
-    /// Looks at the links of a machine.
+    /// Finds the slowest links of a machine.
     pub fn new(machine: &'a Machine) -> Self {
         let first = |count: usize| machine.slowest(&(0..count).collect::<Vec<_>>());
         Self { machine, slowest: (0..=machine.devices.len()).map(first).collect() }
     }
 
-    /// Returns the seconds in which a volume moves, one way; each device has a port of its own, which sends and receives at once.
+    /// Returns the seconds to move a volume, one way; each device has a port of its own, which sends and receives at
+    /// once.
     pub fn exchange(&self, volume: &Volume) -> f64 {
         let Some(link) = self.slowest[volume.devices] else { return 0.0 };
         link.latency.0 + volume.sent.max(volume.received) / link.bandwidth.0

@@ -1,28 +1,29 @@
-//! FlexFlow's search (Jia et al. 2019): a random operator is given a random strategy, and worse is accepted now and then.
+//! FlexFlow's search (Jia et al. 2019): a random operator gets a random strategy, and worse steps are occasionally
+//! accepted.
 //!
-//! A step that is longer by a share `Δ` of the current one is accepted with probability `exp(−α·Δ)`. FlexFlow's `α` is for a
-//! millisecond, so that it means something else for each model; ours is relative. As in FlexFlow, proposals are compared with the
-//! current strategies, not the best, and the search goes back to the best after every hundredth of its budget.
+//! A step that is longer by a share `Δ` of the current one is accepted with probability `exp(−α·Δ)`. FlexFlow's `α` is
+//! per millisecond, so its effect depends on the model; here it is relative. As in FlexFlow, proposals are compared
+//! with the current strategies, not the best, and the search returns to the best after every hundredth of its budget.
 
 use super::{Choices, Limits, Totals};
 
-/// How much is tried.
+/// The settings of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Walk {
-    /// Proposals from each start.
+    /// Proposals per start.
     pub budget: usize,
-    /// How seldom worse is accepted: at 100, a step longer by 1 % is in 37 % of cases.
+    /// How rarely worse steps are accepted: at 100, a step longer by 1 % is in 37 % of cases.
     pub alpha: f64,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// The best that was met.
+/// The best strategies found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Walked {
     /// A strategy for each operator.
     pub picks: Vec<usize>,
-    /// What they cost.
+    /// Their cost.
     pub totals: Totals,
     /// Seconds of a step.
     pub step: f64,
@@ -31,7 +32,7 @@ pub struct Walked {
 /// The most proposals between two returns to the best.
 const RETURN: usize = 1000;
 
-/// Walks from each start; nothing where none of them fits.
+/// Searches from each start; `None` if none of them fits.
 pub fn walk(choices: &Choices, limits: Limits, starts: &[Vec<usize>], walk: Walk) -> Option<Walked> {
     let touching = choices.touching();
     let mut random = Random(walk.seed);
@@ -48,7 +49,7 @@ pub fn walk(choices: &Choices, limits: Limits, starts: &[Vec<usize>], walk: Walk
         for proposal in 0..if free.is_empty() { 0 } else { walk.budget } {
             if proposal % (walk.budget / 100).clamp(1, RETURN) == 0 {
                 current.clone_from(&own);
-                // Sums of many changes are not what the strategies come to by themselves.
+                // Recomputed: sums updated by many changes accumulate rounding errors.
                 current.totals = choices.totals(&current.picks);
                 current.step = current.totals.step(limits.exposed);
             }
@@ -86,7 +87,7 @@ fn accepts(alpha: f64, current: f64, proposed: f64, random: &mut Random) -> bool
     proposed <= current || random.share() < (-alpha * (proposed - current) / current).exp()
 }
 
-/// SplitMix64 (Steele et al. 2014): the same numbers for the same seed.
+/// SplitMix64 (Steele et al. 2014): equal seeds give equal numbers.
 struct Random(u64);
 
 impl Random {
@@ -101,7 +102,7 @@ impl Random {
         ((u128::from(self.next()) * limit as u128) >> 64) as usize
     }
 
-    /// Returns a number from 0 on, below 1.
+    /// Returns a number in [0, 1).
     fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -148,7 +149,7 @@ mod tests {
                 walked.step >= found.bound && walked.step <= found.step,
                 "case {case}: {walked:?}, {found:?}"
             );
-            // From anywhere else, too.
+            // From any other start, too.
             let mut start = Vec::new();
             agreement::each(&choices, |picks, totals| {
                 if totals.seconds.is_finite() {

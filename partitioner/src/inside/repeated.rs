@@ -1,8 +1,8 @@
-//! Layers that are alike, folded: `N` of them cost the `N`-th power of one's table in (min, +).
+//! Equal layers, folded: the table of `N` of them is the `N`-th power of one's in the (min, +) semiring.
 //!
-//! A layer is a graph of operators with an entry and an exit that are split alike: the exit of one is the entry of the next.
-//! Its table holds the least that it costs for each strategy of both. With `K` strategies of the entry, folding takes
-//! `O(K³ log N)`, and `O(K² N)` to find out what each layer does.
+//! A layer is a graph of operators with an entry and an exit that are split equally: the exit of one is the entry of
+//! the next. Its table has the least cost for each strategy of both. With `K` strategies of the entry, folding takes
+//! `O(K³ log N)`, and `O(K² N)` to recover the strategies of each layer.
 
 use super::{
     Choices, Cost, Matrix,
@@ -20,10 +20,10 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    /// Folds layers; the prices of the entry are those of the layer before and not counted.
+    /// Folds layers; the prices of the entry belong to the layer before and are not counted.
     ///
     /// # Panics
-    /// When the entry is the exit or has other strategies, or an operator has none.
+    /// If the entry is the exit or has other strategies, or an operator has none.
     pub fn new(
         layer: &Choices,
         entry: usize,
@@ -45,15 +45,15 @@ impl Repeated {
         Self { elimination, entry, exit, times, one, all }
     }
 
-    /// Returns what all layers cost for each strategy before the first and behind the last.
+    /// Returns the cost of all layers for each strategy before the first and after the last.
     pub fn matrix(&self) -> &Matrix {
         &self.all
     }
 
-    /// Returns the strategies of each layer between two strategies; the smaller of two that cost the same.
+    /// Returns the strategies of each layer between two strategies; of equal costs the lower index.
     pub fn picks(&self, before: usize, behind: usize) -> Vec<Vec<usize>> {
         let size = self.one.rows();
-        // What is still to be paid from each strategy on, with ever more layers to go.
+        // The remaining cost from each strategy on, for increasing numbers of layers.
         let mut to_go = vec![vec![f64::INFINITY; size]];
         to_go[0][behind] = 0.0;
         let onward = |from: usize, next: &[f64]| {

@@ -9,33 +9,33 @@ use super::{
     volumes::{Between, Volume},
 };
 
-/// What layers and exchanges take on some devices.
+/// Times of layers and exchanges on some devices.
 pub trait Prices {
     /// Returns the seconds of forward and backward pass of one part of a layer, at its own sizes.
     fn compute(&self, layer: usize, degrees: &Degrees) -> f64;
-    /// Returns the seconds in which a volume moves, one way; nothing moves in none.
+    /// Returns the seconds to move a volume, one way; zero for an empty volume.
     fn exchange(&self, volume: &Volume) -> f64;
     /// Returns the seconds of an all-reduce among a number of devices at equal distances.
     fn all_reduce(&self, devices: usize, apart: usize, bytes: f64) -> f64;
-    /// Returns the bytes that a device keeps for each byte of parameters: the parameters, gradients, state of the optimizer.
+    /// Returns the bytes on a device per byte of parameters: the parameters, gradients, state of the optimizer.
     fn copies(&self) -> f64;
 }
 
-/// The ways to split each layer of a model.
+/// The splits of each layer of a model.
 pub struct Space {
-    /// By node: the degrees of each strategy, in the order of the node's costs.
+    /// By node, the degrees of each strategy, in the order of the node's costs.
     pub degrees: Vec<Vec<Degrees>>,
-    /// By layer: its node. Layers that are split like another share its node.
+    /// By layer, its node. Layers with the split of another share its node.
     pub node: Vec<usize>,
-    /// What they cost.
+    /// Their costs.
     pub choices: Choices,
 }
 
 impl Space {
-    /// Prices every way to split each layer.
+    /// Prices every split of each layer.
     ///
     /// # Panics
-    /// When a layer reads a later one, or is split like one of another size.
+    /// If a layer reads a later one, or is split like one of another size.
     pub fn new(layers: &[Layer], devices: usize, prices: &impl Prices) -> Self {
         let mut node: Vec<usize> = Vec::with_capacity(layers.len());
         let mut degrees: Vec<Vec<Degrees>> = Vec::new();
@@ -47,7 +47,7 @@ impl Space {
                         "layer {index} is like {other}"
                     );
                     let own = node[other];
-                    // Only what all of them can be split into.
+                    // Only splits that all of them support.
                     let able = |degrees: &Degrees| {
                         (0..4).all(|dimension| degrees.result[dimension] == 1 || layer.splits[dimension])
                     };
@@ -73,7 +73,7 @@ impl Space {
         Self { degrees, node, choices: Choices { nodes, edges } }
     }
 
-    /// Returns the strategies that split samples alone, as far as each node can.
+    /// Returns the strategies that split only samples, as far as each node can.
     pub fn data_parallel(&self) -> Vec<usize> {
         let most = |degrees: &Vec<Degrees>| {
             let only = degrees.iter().enumerate().filter(|(_, one)| one.parts() == one.result[0]);
@@ -89,7 +89,7 @@ impl Space {
     }
 }
 
-/// Returns what a layer costs under some degrees, exchanges with others left out.
+/// Returns the cost of a layer under some degrees, without exchanges with others.
 fn cost_of(layers: &[Layer], index: usize, degrees: &Degrees, devices: usize, prices: &impl Prices) -> Cost {
     let layer = &layers[index];
     let (tiles, replicas) = (degrees.tiles() as f64, degrees.replicas());
@@ -102,7 +102,7 @@ fn cost_of(layers: &[Layer], index: usize, degrees: &Degrees, devices: usize, pr
         if devices > 1 && bytes > 0.0 { prices.all_reduce(devices, apart, bytes) } else { 0.0 }
     };
     Cost {
-        // Statistics are summed on the way forward and on the way back.
+        // Statistics are summed in the forward and in the backward pass.
         seconds: prices.compute(index, degrees)
             + all_reduce(sums, 1, elements * layer.element)
             + 2.0 * all_reduce(replicas, inner, layer.statistics / degrees.result[1] as f64),
@@ -117,8 +117,8 @@ fn cost_of(layers: &[Layer], index: usize, degrees: &Degrees, devices: usize, pr
     }
 }
 
-/// Returns the bytes of a value that a part reads and may have to be sent: all but an even share of the value. An upper bound,
-/// because who makes the value may have more of it on the same device.
+/// Returns the bytes of a value that a part reads and that may have to be sent: all except an even share of the value.
+/// An upper bound, because the producer may have more of it on the same device.
 fn gathered(maker: &Layer, reader: &Layer, read: &Read, degrees: &Degrees, devices: usize) -> f64 {
     if !read.has_gradient {
         return 0.0;
@@ -133,7 +133,7 @@ fn gathered(maker: &Layer, reader: &Layer, read: &Read, degrees: &Degrees, devic
     ((0..4).map(length).product::<f64>() - all / devices as f64).max(0.0) * maker.element
 }
 
-/// Prices what layers of different nodes exchange; edges alike share a table.
+/// Prices the exchanges of layers of different nodes; equal edges share a table.
 fn edges(
     layers: &[Layer],
     devices: usize,

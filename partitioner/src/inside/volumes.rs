@@ -1,26 +1,26 @@
-//! How many bytes move between the parts of a value as they are made and as they are read: overlaps of boxes, exactly.
+//! The bytes that move between the parts of a value as produced and as read: exact overlaps of boxes.
 
 use std::collections::HashMap;
 
 use super::layers::{Degrees, Layer, Need, Read, part};
 
-/// What moves between devices in one direction.
+/// The traffic between devices in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Volume {
-    /// Number of devices that take part: the first ones.
+    /// Number of participating devices: the first ones.
     pub devices: usize,
-    /// Bytes that the device with most sends.
+    /// Bytes that the device with most traffic sends.
     pub sent: f64,
-    /// Bytes that the device with most receives.
+    /// Bytes that the device with most traffic receives.
     pub received: f64,
-    /// Bytes that all receive.
+    /// Bytes received by all devices.
     pub total: f64,
 }
 
-/// A value between two layers, for all ways to split both.
+/// A value between two layers, for all splits of both.
 ///
-/// Which part of a dimension each device has follows few patterns, whatever the other dimensions are split into. Overlaps are
-/// computed once for each two patterns, device by device; a pair of ways to split multiplies four such rows.
+/// The part of a dimension on each device follows one of few patterns, whatever the splits of the other dimensions.
+/// Overlaps are computed once per two patterns, device by device; a pair of splits multiplies four such rows.
 pub(super) struct Between<'a> {
     maker: &'a Layer,
     read: &'a Read,
@@ -31,35 +31,35 @@ pub(super) struct Between<'a> {
     axes: Vec<Axis>,
 }
 
-/// What devices do with a value under one way to split.
+/// One side of a value under one split.
 struct Side {
-    /// Number of devices that take part: the first ones.
+    /// Number of participating devices: the first ones.
     devices: usize,
-    /// By dimension: the number of its pattern.
+    /// By dimension, the number of its pattern.
     patterns: [usize; 4],
-    /// How many devices have the same part.
+    /// Number of devices with the same part.
     alike: f64,
-    /// By device: one if it takes part.
+    /// By device: one if it participates.
     present: Vec<Lanes>,
     /// By device: elements that it reads.
     elements: Vec<Lanes>,
 }
 
-/// Numbers of devices side by side, which a processor handles at once.
+/// Numbers of several devices, which a processor handles at once.
 type Lanes = [f64; 4];
 
-/// One dimension: rows of one number for each device, by the maker's pattern, then the reader's.
+/// One dimension: rows of one number per device, by the producer's pattern, then the reader's.
 struct Axis {
     readers: usize,
     /// Elements that the device makes and reads.
     both: Vec<Lanes>,
-    /// Elements that the device makes and any part reads, once for each that does.
+    /// Elements that the device makes and parts read, counted once per reading part.
     asked: Vec<Lanes>,
-    /// By the reader's pattern alone: elements that the device reads.
+    /// By the reader's pattern only: elements that the device reads.
     read: Vec<Lanes>,
 }
 
-/// Which part of a dimension each device has that takes part: device `i` has part `i / apart % parts`.
+/// The part of a dimension on each participating device: device `i` has part `i / apart % parts`.
 #[derive(Clone, Copy, PartialEq)]
 struct Pattern {
     parts: usize,
@@ -72,7 +72,7 @@ impl Pattern {
         (0..devices).map(|device| device / self.apart % self.parts).collect()
     }
 
-    /// Returns the patterns of a value as it is made.
+    /// Returns the patterns of a value as produced.
     fn made(degrees: &Degrees) -> [Self; 4] {
         let apart = degrees.apart();
         std::array::from_fn(|axis| Self { parts: degrees.result[axis], apart: apart[axis] })
@@ -125,7 +125,7 @@ impl<'a> Between<'a> {
         Self { maker, read, blocks, makes, reads, axes }
     }
 
-    /// Returns what moves forward and what moves back between two ways to split, by their numbers. O(devices).
+    /// Returns the traffic of the forward and of the backward pass between two splits, by their numbers. O(devices).
     pub(super) fn volumes(&self, made: usize, taken: usize) -> [Volume; 2] {
         let (maker, reader) = (&self.makes[made], &self.reads[taken]);
         let devices = maker.devices.max(reader.devices);
@@ -155,7 +155,7 @@ impl<'a> Between<'a> {
         let [total_in, total_out] = [sums[2], sums[3]].map(|lanes| lanes.into_iter().sum::<f64>());
         let element = self.maker.element;
         let volume = |sent, received, total| Volume { devices, sent, received, total };
-        // Parts of a sum hold the same result: they share what is sent, and each is told the gradient.
+        // Parts of a sum hold the same result: they share the sending, and each receives the gradient.
         let forward = volume(most_out * element / maker.alike, most_in * element, total_in * element);
         let back = volume(most_in * element, most_out * element, total_out * element);
         [forward, if self.read.has_gradient { back } else { Volume { devices, ..Volume::default() } }]
@@ -170,7 +170,7 @@ fn times(a: Lanes, b: Lanes) -> Lanes {
     std::array::from_fn(|lane| a[lane] * b[lane])
 }
 
-/// Puts a number for each device side by side.
+/// Groups numbers, one per device, into lanes.
 fn lanes(numbers: impl Iterator<Item = f64>) -> Vec<Lanes> {
     let numbers: Vec<f64> = numbers.collect();
     numbers.chunks_exact(4).map(|four| [four[0], four[1], four[2], four[3]]).collect()
@@ -196,7 +196,7 @@ impl Axis {
             let lengths: Vec<f64> = taken(pattern.parts).map(|(first, end)| (end - first) as f64).collect();
             this.read.extend(lanes(pattern.places(4 * blocks).into_iter().map(|place| lengths[place])));
         }
-        // Overlaps of parts, by how many there are.
+        // Overlaps of parts, by the numbers of parts.
         let mut known: HashMap<(usize, usize), (Vec<f64>, Vec<f64>)> = HashMap::new();
         let places = |patterns: &[Pattern]| -> Vec<Vec<usize>> {
             patterns.iter().map(|pattern| pattern.places(4 * blocks)).collect()

@@ -414,7 +414,7 @@ fn all_plans(
                             told(&plan)
                         ));
                     } else if plan.is_optimal() && !is_equal {
-                        wrong(format!("{ours} is no optimum, {fastest} is"));
+                        wrong(format!("{ours} is not an optimum, {fastest} is"));
                     }
                     n_plans += 1;
                     n_equal += u32::from(is_equal);

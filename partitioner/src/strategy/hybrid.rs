@@ -19,7 +19,7 @@ fn grids(space: &GridSpace) -> Result<Vec<Grid>, String> {
                 format!("{ranks} stages need as many blocks, of which there are {n_blocks}")
             }
             Some(ranks) if ranks > 1 => format!("{ranks} stages of two replicas need {} devices", 2 * ranks),
-            Some(_) => "one stage is no hybrid".into(),
+            Some(_) => "one stage is not a hybrid".into(),
             None => "two stages of two replicas need two blocks and four devices".into(),
         });
     }

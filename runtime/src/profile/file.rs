@@ -1,4 +1,4 @@
-//! The file of a profile: a header of comments, then rows; how an interrupted one is continued.
+//! The file of a profile: a header of comments, then rows; how an interrupted one is resumed.
 //!
 //! ```text
 //! # model-analyze profile, version 1
@@ -8,8 +8,8 @@
 //! linear,float32,…
 //! ```
 //!
-//! Rows are appended an item at a time. A run that was killed leaves half a line, or an item without all its
-//! phases: both are cut off before the next run goes on.
+//! Rows are appended an item at a time. A run that was killed leaves half a line, or an item without all its phases:
+//! both are truncated before the next run resumes.
 
 use std::collections::BTreeSet;
 
@@ -45,37 +45,37 @@ pub struct Contents {
     pub keep: usize,
 }
 
-/// Why a file cannot be taken up again.
+/// Why a run cannot resume from a file.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum FileError {
-    /// Not written by us.
-    #[error("the file exists and is no profile")]
+    /// Not written by this program.
+    #[error("the file exists and is not a profile")]
     Foreign,
     /// Written for a later release.
     #[error("profile version {0} is not known, the newest known is {VERSION}")]
     Version(String),
-    /// Other columns than ours.
-    #[error("line {0}: these are not the columns that this release writes")]
+    /// Columns that differ from ours.
+    #[error("line {0}: the columns are not those of this release")]
     Columns(usize),
-    /// A row that we did not write.
+    /// A row that this program did not write.
     #[error("line {line}: {fault}")]
     Row {
         /// Counted from one.
         line: usize,
-        /// The fault.
+        /// The reason.
         fault: String,
     },
 }
 
-/// A condition that is not what it was.
+/// A condition that has changed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("the file was measured with {key} `{found}`, this is `{expected}`")]
 pub struct HeaderDifference {
-    /// Which.
+    /// Its key.
     pub key: String,
-    /// As the file says.
+    /// The value in the file.
     pub found: String,
-    /// As it is now.
+    /// The current value.
     pub expected: String,
 }
 
@@ -123,7 +123,7 @@ pub fn read(text: &str) -> Result<Contents, FileError> {
     }
     let mut contents = Contents { header: Header::default(), items: BTreeSet::new(), n_rows: 0, keep: 0 };
     let mut has_columns = false;
-    // Rows of the item that is being read, and how many it must have.
+    // Rows of the current item, and how many it must have.
     let mut open: Option<(u64, usize, usize)> = None;
     let mut place = 0;
     for (index, line) in text.split_inclusive('\n').enumerate() {
@@ -162,10 +162,10 @@ pub fn read(text: &str) -> Result<Contents, FileError> {
     Ok(contents)
 }
 
-/// Returns a row's item and how many rows that has.
+/// Returns a row's item and the number of rows of that item.
 fn item(line: &str) -> Result<(u64, usize), String> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(line.as_bytes());
-    let record = reader.records().next().and_then(Result::ok).ok_or("this is no row")?;
+    let record = reader.records().next().and_then(Result::ok).ok_or("the line is not a row")?;
     let columns = columns();
     if record.len() != columns.len() {
         return Err(format!("the row has {} fields instead of {}", record.len(), columns.len()));
@@ -176,7 +176,7 @@ fn item(line: &str) -> Result<(u64, usize), String> {
         return Err("this is the profile of a model, not of the suite".to_string());
     }
     let kind = Kind::find(cell("kind")).map_err(|error| error.to_string())?;
-    let number = cell("item").parse().map_err(|_| format!("`{}` is no item", cell("item")))?;
+    let number = cell("item").parse().map_err(|_| format!("`{}` is not an item", cell("item")))?;
     Ok((number, kind.phases().len()))
 }
 

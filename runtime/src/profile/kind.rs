@@ -8,11 +8,11 @@ use schema::kinds;
 pub enum Kind {
     Linear,
     Bmm,
-    /// Of all channels with all.
+    /// Dense over channels.
     Convolution,
-    /// Of groups of several channels each.
+    /// Groups of several channels each.
     GroupedConvolution,
-    /// Of each channel by itself.
+    /// One channel per group.
     DepthwiseConvolution,
     /// Described by the convolution that it transposes: its columns are those of the result.
     TransposedConvolution,
@@ -21,7 +21,7 @@ pub enum Kind {
     LayerNorm,
     /// In training mode: statistics of the batch.
     BatchNorm,
-    /// In eval mode: statistics that are given.
+    /// In eval mode: running statistics.
     BatchNormEval,
     GroupNorm,
     Softmax,
@@ -36,7 +36,7 @@ pub enum Kind {
     Dropout,
     MaxPool,
     AvgPool,
-    /// To one element a channel.
+    /// To one element per channel.
     GlobalAvgPool,
     /// To twice the size.
     UpsampleNearest,
@@ -48,7 +48,7 @@ pub enum Kind {
     Copy,
     /// A contiguous copy of (batch, seq, heads, dim) as (batch, heads, seq, dim).
     Permute,
-    /// These are the same on tensors whose channels lie side by side (`torch.channels_last`): other kernels.
+    /// The same on channels-last tensors (`torch.channels_last`), which use other kernels.
     ConvolutionLast,
     GroupedConvolutionLast,
     DepthwiseConvolutionLast,
@@ -100,7 +100,7 @@ const KINDS: [(Kind, &str, usize); 35] = [
 
 /// An unknown name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` is no {what}")]
+#[error("unknown {what} `{name}`")]
 pub struct UnknownName {
     /// The name.
     pub name: String,
@@ -116,17 +116,17 @@ impl Kind {
         KINDS.iter().map(|(kind, _, _)| *kind)
     }
 
-    /// Returns those of tensors in the usual layout: what is measured on processors, and where nothing is said.
+    /// Returns the kinds on tensors in the usual layout: measured on CPUs, and the default.
     pub fn usual() -> impl Iterator<Item = Kind> {
         Self::all().filter(|kind| !kind.is_channels_last())
     }
 
-    /// Tells whether its images are channels-last tensors.
+    /// Returns whether its images are channels-last tensors.
     pub fn is_channels_last(self) -> bool {
         self.plain() != self
     }
 
-    /// Returns the kind that does the same on tensors in the usual layout.
+    /// Returns the same kind on tensors in the usual layout.
     pub fn plain(self) -> Kind {
         match self {
             ConvolutionLast => Convolution,
@@ -144,7 +144,7 @@ impl Kind {
         self.entry().1
     }
 
-    /// Returns how many of a round of the plan are of this kind.
+    /// Returns how many items of a round of the plan are of this kind.
     pub fn share(self) -> usize {
         self.entry().2
     }
@@ -162,7 +162,7 @@ impl Kind {
         })
     }
 
-    /// Tells whether tensor cores may work on it: only then TF32 is another thing than float32.
+    /// Returns whether tensor cores may compute it: only then does TF32 differ from float32.
     pub fn is_product(self) -> bool {
         matches!(
             self.plain(),
@@ -244,7 +244,7 @@ mod tests {
         }
         assert_eq!(DType::find("bf16"), Ok(DType::BFloat16));
         let error = Kind::find("conv").unwrap_err();
-        assert_eq!(error.to_string(), "`conv` is no operator kind");
+        assert_eq!(error.to_string(), "unknown operator kind `conv`");
         assert!(error.known.contains(&"convolution"));
     }
 }

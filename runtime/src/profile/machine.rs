@@ -1,21 +1,21 @@
 //! Reads the machine's names, clocks and caches, and the date.
 //!
-//! Nothing is recorded that tells machines of one model apart: no host names, no serial numbers.
+//! Nothing is recorded that identifies a single machine: no host names, no serial numbers.
 
 use std::{fs, process::Command, time::SystemTime};
 
 use schema::Hardware;
 
-/// Returns the processor's name; `cpu` where the system does not tell.
+/// Returns the processor's name; `cpu` where the system does not report it.
 pub fn cpu_name() -> String {
     name_in(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
 }
 
-/// Finds the processor's name in what Linux says of it.
+/// Finds the processor's name in `/proc/cpuinfo`.
 fn name_in(cpuinfo: &str) -> String {
     let Some(name) = entry(cpuinfo, "model name").map(plain) else { return "cpu".to_string() };
     match (entry(cpuinfo, "cpu family"), entry(cpuinfo, "model\t")) {
-        // Virtual machines hide which of a vendor's processors they have: `AMD EPYC` is several, years apart.
+        // Virtual machines hide the model of the processor: `AMD EPYC` is several, years apart.
         (Some(family), Some(model)) if !name.contains(|c: char| c.is_ascii_digit()) => {
             format!("{name} family {family} model {model}")
         }
@@ -23,7 +23,7 @@ fn name_in(cpuinfo: &str) -> String {
     }
 }
 
-/// Returns what the system tells of the processor besides its name.
+/// Returns what the system reports about the processor besides its name.
 pub fn hardware() -> Hardware {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -53,10 +53,10 @@ fn entry<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
 }
 
-/// Returns what limits a GPU's speed just now, as `key value` pairs; the GPU by its address on the bus.
+/// Returns what currently limits a GPU's speed, as `key value` pairs; the GPU is given by its bus address.
 pub fn gpu_clocks(address: &str) -> Option<String> {
     let fields = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu";
-    // The driver's own tool; nothing where it is not there.
+    // The driver's own tool; nothing without it.
     let output = Command::new("nvidia-smi")
         .args([&format!("--query-gpu={fields}"), "--format=csv,noheader", &format!("--id={address}")])
         .output()
@@ -68,7 +68,7 @@ pub fn gpu_clocks(address: &str) -> Option<String> {
     Some(pairs.collect::<Vec<_>>().join(", "))
 }
 
-/// Returns what limits the processor's speed just now.
+/// Returns what currently limits the processor's speed.
 pub fn clocks() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let clock = entry(&text, "cpu MHz")?;
@@ -116,7 +116,7 @@ pub fn civil_date(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-/// Drops marks and doubled spaces.
+/// Removes trademark signs and repeated spaces.
 fn plain(name: &str) -> String {
     let name = name.replace("(R)", "").replace("(TM)", "");
     name.split_whitespace().collect::<Vec<_>>().join(" ")

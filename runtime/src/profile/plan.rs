@@ -1,19 +1,19 @@
 //! Which operators are measured, in which order.
 //!
-//! A plan is an endless sequence: item `i` depends on the seed and `i` alone. Kinds come in shuffled rounds, each
-//! as often as its share, so that every prefix is a sample of the same kind as the whole: measuring may stop at any
-//! item, and go on later with the next.
+//! A plan is an endless sequence: item `i` depends only on the seed and on `i`. Kinds come in shuffled rounds, each as
+//! often as its share, so that every prefix is a sample of the same distribution as the whole: measuring may stop at
+//! any item, and resume later with the next.
 
 use super::{DType, Kind, Size, kind::UnknownName, random::Random, sample, size::Work};
 
 /// One in this many items is measured a second time, to estimate noise and drift.
 const REPEAT: u64 = 25;
-/// Sizes drawn for each item; the one whose work is nearest to the wish is taken.
+/// Sizes drawn for each item; the one whose work is nearest to the target is taken.
 const CANDIDATES: usize = 24;
 /// One in this many products is longer than the rest, up to [`LONG`] times: models have such layers.
 const LONG_SHARE: f64 = 1.0 / 20.0;
 const LONG: f64 = 8.0;
-/// Plans of another version draw other sizes: their files cannot grow.
+/// Plans of another version draw other sizes: their files cannot be continued.
 const VERSION: u32 = 3;
 
 /// Limits on the size of operators: rounded rates of the device, and the longest call.
@@ -29,28 +29,28 @@ pub struct Scale {
     pub largest: f64,
 }
 
-/// Operations a second by data type: tensor cores are ten times as fast with short types, and so are their layers ten
-/// times as large.
+/// Operations per second by data type: tensor cores are ten times as fast with short types, and layers that use them
+/// ten times as large.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates([f64; DType::ALL.len()]);
 
 impl Rates {
-    /// The same for all types.
+    /// The same rate for all types.
     pub fn all(rate: f64) -> Self {
         Self([rate; DType::ALL.len()])
     }
 
-    /// Sets that of one type.
+    /// Sets the rate of one type.
     pub fn set(&mut self, dtype: DType, rate: f64) {
         self.0[dtype as usize] = rate;
     }
 
-    /// Returns that of a type.
+    /// Returns the rate of a type.
     pub fn of(&self, dtype: DType) -> f64 {
         self.0[dtype as usize]
     }
 
-    /// Writes those of some types: `6.4e10`, or `float32:3.2e13,bfloat16:1e15`.
+    /// Writes the rates of some types: `6.4e10`, or `float32:3.2e13,bfloat16:1e15`.
     fn text(&self, dtypes: &[DType]) -> String {
         let first = self.of(dtypes[0]);
         if dtypes.iter().all(|dtype| self.of(*dtype) == first) {
@@ -66,7 +66,7 @@ impl Rates {
         if !text.contains(':') {
             return rate(text).map(Self::all);
         }
-        // What is not named is not measured either.
+        // Types that are not named are not measured.
         let mut rates = Self::all(1.0);
         for part in text.split(',') {
             let (name, number) = part.split_once(':')?;
@@ -76,7 +76,7 @@ impl Rates {
     }
 }
 
-/// Reads a number above zero.
+/// Reads a positive number.
 fn rate(text: &str) -> Option<f64> {
     text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0)
 }
@@ -99,15 +99,15 @@ pub struct Plan {
 pub struct Item {
     /// Position in the plan.
     pub index: u64,
-    /// What.
+    /// The kind.
     pub kind: Kind,
     /// The data type of elements.
     pub dtype: DType,
     /// The size.
     pub size: Size,
-    /// For fitting, or for judging the fit.
+    /// Whether for fitting or for testing the fit.
     pub split: Split,
-    /// The item that this one is measured again for.
+    /// The item that this one repeats.
     pub repeats: Option<u64>,
 }
 
@@ -116,7 +116,7 @@ pub struct Item {
 pub enum Split {
     /// Fitting.
     Train,
-    /// Judging a fit: one in five, drawn at random.
+    /// Testing a fit: one in five, drawn at random.
     Test,
 }
 
@@ -128,7 +128,7 @@ impl Item {
 }
 
 impl Plan {
-    /// Makes a plan; no kinds mean all of the usual layout.
+    /// Makes a plan; without kinds, all of the usual layout.
     ///
     /// # Panics
     /// Without a data type.
@@ -168,11 +168,13 @@ impl Plan {
     /// Draws a size whose time at the scale's rates is log-uniform, within the sizes of the kind.
     fn size(&self, kind: Kind, dtype: DType, random: &mut Random) -> Size {
         let usual = self.scale.longest;
-        let (shortest, longest) = match kind.is_product() {
-            true if random.unit() < LONG_SHARE => (usual, usual * LONG),
-            true => (usual * 2e-4, usual),
+        let (shortest, longest) = if !kind.is_product() {
             // Bytes are moved at nearly the same speed from a few megabytes on.
-            false => (usual * 5e-5, usual / 4.0),
+            (usual * 5e-5, usual / 4.0)
+        } else if random.unit() < LONG_SHARE {
+            (usual, usual * LONG)
+        } else {
+            (usual * 2e-4, usual)
         };
         let wish = random.log_uniform(shortest, longest);
         let mut best: Option<(f64, Size)> = None;
@@ -199,12 +201,12 @@ impl Plan {
         best.or(smallest).expect("a size was drawn").1
     }
 
-    /// Writes the plan as the header of a profile has it.
+    /// Writes the plan as in the header of a profile.
     pub fn text(&self) -> String {
         let Scale { flops, bytes, longest, largest } = self.scale;
         let flops = flops.text(&self.dtypes);
         let kinds: Vec<&str> = self.kinds.iter().map(|kind| kind.name()).collect();
-        // The word is older than the kinds of channels-last tensors, and files have it.
+        // The word is older than the channels-last kinds, and existing files use it.
         let is_usual = self.kinds.iter().copied().eq(Kind::usual());
         let kinds = if is_usual { "all".to_string() } else { kinds.join(",") };
         let dtypes: Vec<&str> = self.dtypes.iter().map(|dtype| dtype.name()).collect();
@@ -237,13 +239,13 @@ impl Plan {
         Some(Self::new(value("seed")?.parse().ok()?, &kinds.ok()?, &dtypes.ok()?, scale))
     }
 
-    /// Tells whether two plans choose from the same kinds and types with the same seed.
+    /// Returns whether two plans draw from the same kinds and types with the same seed.
     pub fn asks_the_same(&self, other: &Self) -> bool {
         (self.seed, &self.kinds, &self.dtypes) == (other.seed, &other.kinds, &other.dtypes)
     }
 }
 
-/// Returns the bytes of a table and its gradient, which no call moves as a whole but which must fit.
+/// Returns the bytes of a table and its gradient, which no call reads as a whole but which must fit.
 fn table(size: Size, dtype: DType) -> f64 {
     match size {
         Size::Table { cols, vocabulary, .. } => 2.0 * dtype.bytes() * cols as f64 * vocabulary as f64,
@@ -280,7 +282,7 @@ mod tests {
                 format!("{} {size:?} {split:?}", kind.name())
             })
             .collect();
-        // A file must resume with the plan that it was begun with: these lines change with the version alone.
+        // A run must resume with the plan that its file was started with: these lines change only with the version.
         assert_eq!(VERSION, 3);
         assert_eq!(shown.join("\n"), include_str!("plan_seed_7.txt").trim_end());
     }

@@ -1,6 +1,6 @@
 //! Random numbers for plans: SplitMix64.
 //!
-//! Written here because a seed in a file must give the same plan in every later release, which no library promises.
+//! Implemented here because a seed in a file must give the same plan in every later release, which no library promises.
 //! Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
 
 /// A stream of numbers.

@@ -4,7 +4,7 @@ use schema::Phase;
 
 use super::{Item, Kind, Size, Split};
 
-/// Our columns beside those of the schema; readers of the schema pass over them.
+/// Our columns beside those of the schema; readers of the schema ignore them.
 const MORE: [&str; 16] = [
     "seconds",
     "seconds_min",
@@ -24,7 +24,7 @@ const MORE: [&str; 16] = [
     "repeats",
 ];
 
-/// Returns the columns of a profile in order; one of the schema's stands among ours, where older files have it.
+/// Returns the columns of a profile in order; one of the schema's is among ours, where older files have it.
 pub fn columns() -> Vec<&'static str> {
     let schema = schema::COLUMNS.into_iter().filter(|column| !MORE.contains(column));
     schema.chain(MORE).chain(["path"]).collect()
@@ -37,7 +37,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Begins the row of an item and a phase.
+    /// Starts the row of an item and a phase.
     pub fn of(item: &Item, phase: Phase, device: &str) -> Self {
         let mut row = Self::default();
         row.set("kind", item.kind.name());
@@ -58,7 +58,7 @@ impl Row {
         row
     }
 
-    /// Begins the row of a block of a model, or of a whole model when `path` is empty. Its size is the first result's.
+    /// Starts the row of a block of a model, or of a whole model when `path` is empty. Its size is the first result's.
     pub fn block(path: &str, dtype: &str, phase: Phase, device: &str, output: &[i64]) -> Self {
         let elements: i64 = output.iter().product();
         let cols = output.last().copied().unwrap_or(1).max(1);
@@ -82,7 +82,7 @@ impl Row {
         self.cells.push((column, value.to_string()));
     }
 
-    /// Sets a time; four digits are more than any clock gives.
+    /// Sets a time; four digits are more than any clock resolves.
     pub fn set_time(&mut self, column: &'static str, seconds: f64) {
         self.set(column, format!("{seconds:.4e}"));
     }
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(profile.rows[0].device, "A CPU, of commas");
     }
 
-    /// The reader computes a convolution's output by itself; it must agree with ours.
+    /// The reader computes a convolution's output itself; it must agree with ours.
     #[test]
     fn a_convolution_is_read_with_its_output() {
         let size = Size::Convolution {

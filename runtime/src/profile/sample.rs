@@ -43,7 +43,7 @@ pub(super) fn draw(kind: Kind, random: &mut Random) -> Size {
         Kind::Attention => {
             let seq = dimension(random, 16.0, 8192.0);
             let causal = random.unit() < 0.5;
-            // One in six looks at another sequence, or decodes a few tokens.
+            // One in six attends to another sequence, or decodes a few tokens.
             let kv_seq =
                 if !causal && random.unit() < 1.0 / 3.0 { dimension(random, 16.0, 8192.0) } else { seq };
             Size::Attention {
@@ -71,7 +71,7 @@ pub(super) fn draw(kind: Kind, random: &mut Random) -> Size {
             let size = image(random);
             Size::Images { batch: batch(random, 128.0), channels, groups, height: size, width: size }
         }
-        // One head is in order already.
+        // A single head is already in order.
         Kind::Permute => Size::Heads {
             batch: batch(random, 64.0),
             heads: random.choose(&[2, 4, 8, 12, 16, 20, 32, 40]),
@@ -101,12 +101,12 @@ fn convolution(kind: Kind, random: &mut Random) -> Size {
         Kind::TransposedConvolution => 2,
         _ => random.choose(&[1, 1, 1, 2]),
     };
-    // Half of them keep the size or halve it, as nearly all do in models; larger patches stand alone.
+    // Half of them keep the size or halve it, as nearly all in models do; larger patches are not padded.
     let padding = if kernel % 2 == 1 && random.unit() < 0.9 { kernel / 2 } else { 0 };
     let padding = if kind == Kind::TransposedConvolution && kernel == 4 { 1 } else { padding };
     let size = image(random).max(kernel);
     let size = if kind == Kind::TransposedConvolution { size.next_multiple_of(2) } else { size };
-    // Channels of a group: ResNeXt has 4 to 32, RegNet 8 to 232.
+    // Channels per group: ResNeXt has 4 to 32, RegNet 8 to 232.
     let width = match kind {
         Kind::GroupedConvolution => random.choose(&[2, 4, 4, 4, 8, 8, 8, 8, 16, 16, 16, 24, 32, 40, 64, 112]),
         _ => 1,
@@ -124,7 +124,7 @@ fn convolution(kind: Kind, random: &mut Random) -> Size {
     };
     let out_channels = match kind {
         Kind::DepthwiseConvolution => in_channels,
-        // Nearly all keep their channels.
+        // Nearly all keep the number of channels.
         Kind::GroupedConvolution => match random.unit() {
             few if few < 0.08 => in_channels / 2,
             many if many > 0.92 => in_channels * 2,

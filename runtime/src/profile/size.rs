@@ -1,7 +1,7 @@
-//! The size of one operator, and the work it makes: operations, bytes moved, bytes kept for the backward pass.
+//! The size of one operator, and its work: operations, bytes moved, bytes saved for the backward pass.
 //!
-//! Bytes are what must move at least: each input once, each output once. Saved bytes are counted as autograd keeps
-//! them, parameters left out.
+//! Bytes are a lower bound: each input once, each output once. Saved bytes are those that autograd saves, without
+//! parameters.
 
 use operators::{AttentionSize, CAUSAL_SHARE, ConvolutionSize, ProductSize};
 use schema::Phase;
@@ -30,7 +30,7 @@ pub enum Size {
     Attention { batch: u64, heads: u64, seq: u64, kv_seq: u64, head_dim: u64, causal: bool },
     /// A contiguous matrix.
     Rows { rows: u64, cols: u64 },
-    /// Images whose channels are taken in groups.
+    /// Images whose channels are split into groups.
     Images { batch: u64, channels: u64, groups: u64, height: u64, width: u64 },
     /// Look-ups in a table.
     Table { rows: u64, cols: u64, vocabulary: u64 },
@@ -43,11 +43,11 @@ pub enum Size {
 pub struct Work {
     /// Operations of the forward pass, one multiply-add as two.
     pub flops: f64,
-    /// Bytes that the forward pass reads and writes at least.
+    /// Least bytes that the forward pass reads and writes.
     pub bytes: f64,
     /// Bytes of the result.
     pub output_bytes: f64,
-    /// Bytes that autograd keeps for the backward pass, without parameters.
+    /// Bytes that autograd saves for the backward pass, without parameters.
     pub saved_bytes: f64,
 }
 
@@ -57,7 +57,7 @@ impl Size {
         (input + 2 * padding).saturating_sub(kernel) / stride + 1
     }
 
-    /// Returns rows and columns of the operator as a matrix; nothing for products and attention.
+    /// Returns rows and columns of the operator as a matrix; `None` for products and attention.
     pub fn matrix(self, kind: Kind) -> Option<(u64, u64)> {
         Some(match self {
             Size::Rows { rows, cols } | Size::Table { rows, cols, .. } => (rows, cols),
@@ -151,7 +151,7 @@ impl Size {
         }
     }
 
-    /// Returns the work of what passes over the elements of a matrix, which have `e` bytes.
+    /// Returns the work of an elementwise pass over a matrix with elements of `e` bytes.
     fn elements(self, kind: Kind, e: f64) -> Work {
         let (rows, cols) = self.matrix(kind).expect("these have a matrix");
         let elements = product(&[rows, cols]);
@@ -186,11 +186,11 @@ impl Size {
     }
 }
 
-/// Returns the work of a convolution or of a pool, whose elements have `e` bytes.
+/// Returns the work of a convolution or of a pool with elements of `e` bytes.
 fn of_convolution(kind: Kind, count: &ConvolutionSize<f64>, e: f64) -> Work {
     let (x, y, w) = (count.images(), count.result(), count.weights());
     match kind {
-        // One comparison or addition for each element of the window; the maximum keeps its places.
+        // One comparison or addition for each element of the window; a maximum saves its indices.
         Kind::MaxPool | Kind::AvgPool => Work {
             flops: y * count.kernel,
             bytes: e * (x + y),
@@ -208,7 +208,7 @@ fn product(sizes: &[u64]) -> f64 {
     sizes.iter().map(|&size| size as f64).product()
 }
 
-/// Operations for each element, in the round numbers that FLOP counters use.
+/// Operations per element, in the round numbers that FLOP counters use.
 fn operations(kind: Kind) -> f64 {
     match kind {
         Kind::Cat | Kind::Copy | Kind::Permute | Kind::UpsampleNearest => 0.0,
@@ -222,8 +222,7 @@ fn operations(kind: Kind) -> f64 {
 }
 
 impl Kind {
-    /// Returns the phases that cost anything: a sum hands its gradient on as it is, a table has no input to
-    /// differentiate.
+    /// Returns the phases with a cost: a sum passes its gradient on unchanged, a table has no input to differentiate.
     pub fn phases(self) -> &'static [Phase] {
         match self.plain() {
             Kind::Linear

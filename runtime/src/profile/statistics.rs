@@ -13,12 +13,12 @@ impl Statistics {
         self.sorted.insert(place, seconds);
     }
 
-    /// Returns how many there are.
+    /// Returns the number of times.
     pub fn count(&self) -> usize {
         self.sorted.len()
     }
 
-    /// Returns a quantile, interpolated; zero when there is none.
+    /// Returns a quantile, interpolated; zero without times.
     pub fn quantile(&self, share: f64) -> f64 {
         let Some(last) = self.sorted.len().checked_sub(1) else { return 0.0 };
         let place = share.clamp(0.0, 1.0) * last as f64;
@@ -32,7 +32,7 @@ impl Statistics {
         self.quantile(0.5)
     }
 
-    /// Returns the shortest; zero when there is none.
+    /// Returns the shortest; zero without times.
     pub fn least(&self) -> f64 {
         self.sorted.first().copied().unwrap_or(0.0)
     }
@@ -46,7 +46,7 @@ impl Statistics {
         1.2533 * deviation / (self.sorted.len() as f64).sqrt() / self.median()
     }
 
-    /// Tells whether the median is known within this share; fewer than `least` times are never enough.
+    /// Returns whether the median is known within this share; fewer than `least` times never suffice.
     pub fn is_steady(&self, least: usize, share: f64) -> bool {
         self.count() >= least && self.error() <= share
     }

@@ -1,4 +1,5 @@
-//! A grid of convolutions instead of random sizes: what a polynomial of channels and kernel is fitted to, and drawn over.
+//! A grid of convolutions instead of random sizes: a polynomial of channels and kernel is fitted to it, and drawn over
+//! it.
 
 use super::{DType, Item, Kind, Plan, Size, Split};
 
@@ -9,7 +10,7 @@ const KERNELS: [u64; 3] = [3, 5, 7];
 /// Height and width of the images, which keep their size.
 const SIDE: u64 = 256;
 
-/// Convolutions of a grid, in every type that is asked for.
+/// Convolutions of a grid, in every requested type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sweep {
     batch: u64,
@@ -19,14 +20,14 @@ pub struct Sweep {
 /// Which operators are measured.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operators {
-    /// Random sizes of many kinds, without an end.
+    /// Random sizes of many kinds, without end.
     Random(Plan),
     /// A grid.
     Sweep(Sweep),
 }
 
 impl Sweep {
-    /// Makes a grid over images of such a batch.
+    /// Makes a grid over images of this batch.
     ///
     /// # Panics
     /// Without a data type.
@@ -74,7 +75,7 @@ impl Sweep {
 }
 
 impl Operators {
-    /// Returns the item at a position; nothing behind the last.
+    /// Returns the item at a position; `None` past the last.
     pub fn item(&self, index: u64) -> Option<Item> {
         match self {
             Self::Random(plan) => Some(plan.item(index)),
@@ -82,7 +83,7 @@ impl Operators {
         }
     }
 
-    /// Writes them as the header of a profile has them.
+    /// Writes them as in the header of a profile.
     pub fn text(&self) -> String {
         match self {
             Self::Random(plan) => plan.text(),
@@ -95,7 +96,7 @@ impl Operators {
         Sweep::read(text).map(Self::Sweep).or_else(|| Plan::read(text).map(Self::Random))
     }
 
-    /// Tells whether both choose from the same, in the same order.
+    /// Returns whether both draw from the same, in the same order.
     pub fn asks_the_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Random(one), Self::Random(other)) => one.asks_the_same(other),

@@ -1,7 +1,8 @@
 //! The time that this thread has waited for a processor.
 //!
-//! On a busy machine a call's wall time holds the turns of others. Linux counts, for each thread, the nanoseconds that
-//! it was ready to run but did not; wall time less that is the call's own. What others do to caches and memory stays.
+//! On a busy machine a call's wall time includes the turns of other processes. Linux counts, for each thread, the
+//! nanoseconds that it was runnable but did not run; wall time minus that is the call's own. The effect of others on
+//! caches and memory remains.
 
 use std::{
     cell::RefCell,
@@ -14,7 +15,7 @@ thread_local! {
     static FILE: RefCell<Option<File>> = RefCell::new(File::open("/proc/thread-self/schedstat").ok());
 }
 
-/// Returns the seconds that this thread has waited so far; always zero where the system does not tell.
+/// Returns the seconds that this thread has waited so far; always zero where the system does not report it.
 pub fn waited() -> f64 {
     FILE.with_borrow_mut(|file| {
         let mut text = [0; 96];

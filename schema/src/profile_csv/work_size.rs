@@ -1,4 +1,4 @@
-//! The shape of a row's operator: told by the kind where it is known, else by the columns that are set.
+//! The shape of a row's operator: by its kind if known, else by the columns that are set.
 
 use super::{ProfileCsvError, ProfileFault, Record};
 use crate::{WorkSize, kinds};
@@ -14,7 +14,7 @@ enum Form {
     Table,
 }
 
-/// Kinds whose shape is known by name; other kinds are told by the columns that are set.
+/// Kinds with a known shape; the shape of others follows from the columns that are set.
 const KINDS: [(&str, Form); 17] = [
     (kinds::LINEAR, Form::Product),
     (kinds::MATMUL, Form::Product),

@@ -53,7 +53,7 @@ pub enum PlanError {
         /// Its type.
         type_: String,
     },
-    /// A number that is no cost.
+    /// A number that is not a cost.
     #[error("{what} is {value}: it must be a number of seconds, 0 or more, and no more than a century")]
     Cost {
         /// Which cost.

@@ -41,7 +41,7 @@ pub(super) fn stages(parts: &PlanParts) -> Result<Vec<Stage>, PlanError> {
                 activations: cost.activations.0,
                 recomputed: cost.recomputed.0,
                 workspace: cost.workspace.0,
-                // A copy that stays on the device is no offload.
+                // A copy that stays on the device is not an offload.
                 offloaded: cost.offloaded.0.min(cost.activations.0),
             },
             tensor_parallel: None,

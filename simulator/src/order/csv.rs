@@ -12,7 +12,7 @@ use super::{Kind, Op, Order};
 /// Longest text that is read: far more than any schedule, and a bound on memory.
 const MAX_BYTES: usize = 1 << 30;
 
-/// A text that is no schedule.
+/// A text that is not a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CsvError {
     /// A cell cannot be read.
@@ -71,7 +71,7 @@ pub enum CsvError {
 /// Reads an order; `chain` is the number of stages in one copy of the model, all of them when absent.
 ///
 /// # Errors
-/// Names the first cell that is no computation, or says that there is none.
+/// Names the first cell that is not a computation, or says that there is none.
 pub fn from_csv(text: &str, chain: Option<u32>) -> Result<Order, CsvError> {
     if text.len() > MAX_BYTES {
         return Err(CsvError::TooLong { bytes: text.len() });

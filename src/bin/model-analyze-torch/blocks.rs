@@ -1,4 +1,5 @@
-//! Blocks of a model in place: each becomes a stage of its own, and all run on what they really hand on.
+//! Blocks of a model in place: each becomes a stage of its own, and each runs on the values that the previous ones
+//! really send.
 
 use std::path::Path;
 
@@ -21,24 +22,24 @@ pub fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failure> {
     let path = &arguments.output;
     if path.exists() {
         return Err(Failure::input(format!("{} exists", path.display()))
-            .with_hint("the profile of a model is measured as a whole; choose another file with -o"));
+            .with_hint("a model's profile cannot be continued; choose another file with -o"));
     }
-    // Before minutes are spent: can the file be written at all?
+    // Checks that the file can be written, before minutes are spent.
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     tempfile::NamedTempFile::new_in(folder)
         .map_err(|error| Failure::input(format!("cannot write {}: {error}", path.display())))?;
     let device = libtorch::device(&arguments.device).map_err(failed)?;
     let model = ModelFile::read(model)?;
     let program = &model.program;
-    // A model inside a wrapper is one block at the top.
+    // A model inside a wrapper has only one block at the top.
     let blocks = (arguments.depth..=64).map(|depth| blocks(program, depth)).find(|blocks| blocks.len() > 1);
     let blocks = blocks.ok_or_else(|| {
-        Failure::input(format!("{} has no blocks to measure apart", model.path().display()))
-            .with_hint("`model-analyze inspect` shows what is in it")
+        Failure::input(format!("{} has no blocks to measure separately", model.path().display()))
+            .with_hint("`model-analyze inspect` lists its blocks")
     })?;
     let scratch = Beside::scratch()?;
     let out = scratch.path().join("out");
-    // The first stage begins with the model.
+    // The first stage begins where the model begins.
     let cut = CutAt::Blocks(blocks[1..].to_vec());
     let weights = arguments.weights.as_deref();
     emit(&model, &EmitRequest::archives(cut, Skips::Portal, weights), None)?.write_folder(&out, false)?;
@@ -70,7 +71,7 @@ pub fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failure> {
     let mut header = bench.conditions().map_err(failed)?;
     header.set(
         "method",
-        "each block is a stage of its own on what the blocks before it hand on; median of rounds over the whole model; backward: what a training step takes more than the forward pass without recording",
+        "each block is a stage of its own, run on the values that the previous blocks send; median of rounds over the whole model; backward: time of a training step beyond that of a forward pass without recording",
     );
     header.set("model", format!("{}, {}", program.name, model.digest()));
     header.set("date", moment());
@@ -84,7 +85,8 @@ pub fn measure(arguments: &Profile, model: &Path) -> Result<Answer, Failure> {
     Ok(answer(path, bench.name(), &blocks, &times, &whole))
 }
 
-/// Returns the paths of the blocks at a depth, in the order that they run; those above without such children too.
+/// Returns the paths of the blocks at a depth, in execution order, including shallower ones without children at that
+/// depth.
 fn blocks(program: &Program, depth: u32) -> Vec<String> {
     let mut depths: Vec<u32> = Vec::new();
     let mut starts: Vec<(u32, String)> = Vec::new();
@@ -97,7 +99,7 @@ fn blocks(program: &Program, depth: u32) -> Vec<String> {
             starts.push((call.nodes.start, codegen::call_path(program, id)));
         }
     }
-    // Where a block begins with its first child, the stage is called after the child: cuts are between operators.
+    // If a block begins with its first child, the stage is named after the child: cuts are between operators.
     starts.sort_by_key(|(start, _)| *start);
     let mut named: Vec<(u32, String)> = Vec::new();
     for (start, path) in starts {
@@ -115,7 +117,7 @@ fn of(path: &str, times: &BlockTimes, device: &str) -> Vec<Row> {
         .map_or("float32".to_string(), |element| libtorch::dtype(element).unwrap_or("float32").to_string());
     let mut rows = Vec::new();
     for (phase, statistics) in [(Phase::Forward, &times.forward), (Phase::Backward, &times.backward)] {
-        // A block that nothing flows back through has no backward pass.
+        // A block without gradients has no backward pass.
         if phase == Phase::Backward && statistics.count() == 0 {
             continue;
         }

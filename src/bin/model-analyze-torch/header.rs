@@ -1,9 +1,9 @@
-//! What a profile's header says of its making, and how far it is.
+//! The header of a profile, and the progress of measuring it.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use model_analyze::parts::Profile;
 
-/// Returns the command without paths.
+/// Returns the command line without paths.
 pub fn command(arguments: &Profile) -> String {
     let what = if arguments.sweep {
         "--sweep"
@@ -17,14 +17,14 @@ pub fn command(arguments: &Profile) -> String {
     format!("model-analyze profile {what} --device {device} --minutes {minutes} --seed {seed}{threads}")
 }
 
-/// Returns when and how busy: what a reader of the file must know to trust it.
+/// Returns the time and the load of the machine, by which a reader can judge the measurements.
 pub fn moment() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split_whitespace().next().map_or(String::new(), |load| format!(", load {load}"));
     format!("{}{load}", runtime::profile::civil_date(std::time::SystemTime::now()))
 }
 
-/// Returns a bar on standard error that counts seconds down, and is silent where nobody looks.
+/// Returns a bar on standard error that counts seconds down; silent if there is no terminal.
 pub fn countdown(seconds: f64) -> ProgressBar {
     let bar = ProgressBar::new(seconds.ceil() as u64);
     let style = ProgressStyle::with_template("{bar:30} {msg}");

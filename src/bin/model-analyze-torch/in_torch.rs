@@ -1,4 +1,4 @@
-//! What the command's types are in libtorch's terms.
+//! Conversions of the command's types into libtorch's.
 
 use libtorch::{InputSpec, WholeModel};
 use model_analyze::parts::{DrawnInput, Failure, whole::Whole};

@@ -1,4 +1,4 @@
-//! The command, linked to libtorch: what `model-analyze` goes on as when it computes with it.
+//! The command, linked to libtorch: `model-analyze` becomes this program for commands that compute with it.
 
 mod blocks;
 mod header;

@@ -4,7 +4,7 @@ use model_analyze::parts::{Answer, Failure, Profile};
 
 use crate::{blocks, suite};
 
-/// Measures what the arguments ask for.
+/// Measures the requested operators or blocks.
 pub fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     match &arguments.model {
         Some(model) => blocks::measure(arguments, model),

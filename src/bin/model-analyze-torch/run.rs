@@ -13,9 +13,9 @@ pub fn execute(arguments: &Run, job: &Job, n_steps: usize) -> Result<Measurement
     let program = job.stages.model(arguments.model.as_deref())?.program;
     if let Some(library) = libraries(&program).first() {
         return Err(Failure::input(format!(
-            "the stages call operators of {library}, which libtorch has in Python alone"
+            "the stages call operators of {library}, which libtorch has only in Python"
         ))
-        .with_hint("torchrun runs them: train.py lies in the folder"));
+        .with_hint("run train.py of the folder with torchrun"));
     }
     let specs = job.stages.input_specs(&program)?;
     let mut inputs = Vec::new();
@@ -39,7 +39,7 @@ pub fn execute(arguments: &Run, job: &Job, n_steps: usize) -> Result<Measurement
         learning_rate: 0.01,
     });
     let measured = runtime::run(&backend, wiring, &job.order, n_steps).map_err(Failure::input)?;
-    // Every step makes one loss a micro-batch, already divided by their number.
+    // Every micro-batch of a step has one loss, already divided by their number.
     let all = backend.losses();
     let losses = all.chunks(job.micro_batches as usize).skip(1);
     let losses = losses.map(|step| step.iter().map(|(_, loss)| loss).sum()).collect();

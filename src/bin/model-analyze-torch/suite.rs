@@ -1,4 +1,4 @@
-//! The suite: operators of a plan, appended to a file that can be taken up again.
+//! The suite: operators of a sampling plan, appended to a file that a later run can continue.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,18 +17,18 @@ use crate::{
     in_torch::failed,
 };
 
-/// After so many operators that all fail there is no point in going on.
+/// Consecutive failing operators after which the run gives up.
 const HOPELESS: usize = 30;
 
-/// Seconds between measurements of what a call costs besides its work, and of how fast the machine is: both come and go
-/// with what else the machine does.
+/// Seconds between measurements of the call overhead and of the machine's speed: both vary with the machine's other
+/// load.
 const OVERHEAD_EVERY: f64 = 60.0;
 
-/// Images of a sweep, unless it is said.
+/// Images of a sweep, unless given.
 const BATCH: u64 = 1;
 const BATCH_OF_GPUS: u64 = 8;
 
-/// What must be the same in one file.
+/// Header fields that must be equal within one file.
 const SAME: [&str; 4] = ["device", "software", "threads", "method"];
 
 /// Measures operators and appends their rows.
@@ -70,7 +70,7 @@ pub fn measure(arguments: &Profile) -> Result<Answer, Failure> {
             reopen(path, u64::MAX)?
         }
     };
-    making().keeps(format!("{shown} holds what was measured, and the same command goes on there"));
+    making().keeps(format!("{shown} holds the measurements so far; the same command continues it"));
     let in_file = |error: std::io::Error| Failure::input(format!("cannot write {shown}: {error}"));
     let n_before = done.len();
     if n_before > 0 {
@@ -111,14 +111,14 @@ pub fn measure(arguments: &Profile) -> Result<Answer, Failure> {
                 let line = format!("# item {}, {}: {reason}\n", item.index, item.kind.name());
                 file.write_all(line.as_bytes()).map_err(in_file)?;
                 if is_lasting(&reason) {
-                    // Rows without times: who takes the file up again passes over this operator.
+                    // Rows without times: a run that continues the file skips this operator.
                     let without: Vec<Row> =
                         item.kind.phases().iter().map(|phase| Row::of(&item, *phase, bench.name())).collect();
                     file.write_all(Row::lines(&without).as_bytes()).map_err(in_file)?;
                     let message =
-                        format!("{}: the GPU does nothing more for this process: {reason}", item.kind.name());
+                        format!("{}: the GPU is unusable for this process: {reason}", item.kind.name());
                     return Err(Failure::input(message)
-                        .with_hint(format!("the same command goes on in {shown} with the next operator")));
+                        .with_hint(format!("the same command continues {shown} with the next operator")));
                 }
             }
         }
@@ -132,8 +132,8 @@ pub fn measure(arguments: &Profile) -> Result<Answer, Failure> {
     Ok(answer(path, bench.name(), &counts, &paces))
 }
 
-/// Tells whether an error stays with the process: behind these CUDA's context is of no use. Behind others, such as sizes that
-/// a kernel does not take, the next operator runs.
+/// Tells whether an error lasts for the process: CUDA's context is then unusable. After other errors, such as sizes
+/// that a kernel does not support, the next operator runs.
 fn is_lasting(reason: &str) -> bool {
     let reason = reason.to_lowercase();
     let lasting = [
@@ -141,7 +141,7 @@ fn is_lasting(reason: &str) -> bool {
         "illegal address",
         "illegal instruction",
         "misaligned address",
-        // Every message ends in how to have `device-side assertions`.
+        // Every message ends with advice about `device-side assertions`.
         "device-side assert triggered",
         "launch failure",
         "launch timed out",
@@ -162,11 +162,11 @@ fn dtypes(given: &[DType], bench: &Bench) -> Result<Vec<DType>, Failure> {
     Ok(dtypes)
 }
 
-/// What was done.
+/// The counts of a run.
 struct Counts {
     measured: usize,
     failed: usize,
-    /// Operators that an earlier run has measured.
+    /// Operators measured by earlier runs.
     before: usize,
     /// Rows in the file.
     rows: usize,
@@ -179,14 +179,14 @@ fn answer(path: &Path, device: &str, counts: &Counts, paces: &[Pace]) -> Answer 
     let mut text = format!(
         "measured {measured} operators on {device} in {:.1} minutes{}; {shown} has {rows} rows\n",
         seconds / 60.0,
-        if *before > 0 { format!(", after {before} that were there") } else { String::new() },
+        if *before > 0 { format!(", after {before} of earlier runs") } else { String::new() },
     );
     if *failed > 0 {
         text.push_str(&format!("{failed} could not be measured; comments in the file say why\n"));
     }
     if let Some(how) = Pace::unsteady(paces) {
         text.push_str(&format!(
-            "the machine's pace changed meanwhile, {how}: something else ran, or its clock moved\n"
+            "the machine's speed changed during the measurement, {how}: other programs ran, or its clock rate changed\n"
         ));
     }
     let shown = quoted(&shown.to_string());
@@ -204,13 +204,13 @@ fn answer(path: &Path, device: &str, counts: &Counts, paces: &[Pace]) -> Answer 
     Answer { text, json }
 }
 
-/// Reads what an earlier run left; nothing when there is no file.
+/// Reads the file of an earlier run; `None` if there is no file.
 fn begun(path: &Path) -> Result<Option<Contents>, Failure> {
     if !path.exists() {
         return Ok(None);
     }
     let bytes = read_bytes(path)?;
-    // A crash may leave half a letter of a comment; all that counts is before it.
+    // A crash may truncate a character of a comment; the rows are before it.
     let valid = String::from_utf8_lossy(&bytes);
     let contents = runtime::profile::read(&valid).map_err(|error| {
         Failure::input(format!("{}: {error}", path.display())).with_hint("choose another file with -o")
@@ -218,26 +218,27 @@ fn begun(path: &Path) -> Result<Option<Contents>, Failure> {
     Ok(Some(contents))
 }
 
-/// Checks that a file may grow, and returns its plan: sizes must stay as they were begun.
+/// Checks that a file can be continued, and returns its sampling plan, which must stay the same.
 fn resume(path: &Path, contents: &Contents, now: &Header, wanted: &Operators) -> Result<Operators, Failure> {
     let shown = path.display();
-    let hint = "one file holds one plan on one device; choose another file with -o";
+    let hint = "a file holds one plan on one device; choose another file with -o";
     contents
         .header
         .require_same(now, &SAME)
         .map_err(|error| Failure::input(format!("{shown}: {error}")).with_hint(hint))?;
-    let plan = contents.header.get("plan").and_then(Operators::read).ok_or_else(|| {
-        Failure::input(format!("{shown}: its header has no plan that can be read")).with_hint(hint)
-    })?;
+    let plan =
+        contents.header.get("plan").and_then(Operators::read).ok_or_else(|| {
+            Failure::input(format!("{shown}: its header has no readable plan")).with_hint(hint)
+        })?;
     if !plan.asks_the_same(wanted) {
-        let message = format!("{shown} was begun with another plan: {}", plan.text());
+        let message = format!("{shown} was started with another plan: {}", plan.text());
         return Err(Failure::input(message)
-            .with_hint("give the same --seed, --kinds, --dtype and --batch, or another file"));
+            .with_hint("use the same --seed, --kinds, --dtype and --batch, or another file"));
     }
     Ok(plan)
 }
 
-/// Opens a file behind the bytes that are kept.
+/// Opens a file and truncates it after the bytes to keep.
 fn reopen(path: &Path, keep: u64) -> Result<File, Failure> {
     let in_file = |error: std::io::Error| Failure::input(format!("cannot write {}: {error}", path.display()));
     let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(in_file)?;
@@ -263,7 +264,7 @@ mod tests {
             "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.10 GiB",
             "CUDA error: out of memory",
             "CUDA error: invalid configuration argument",
-            // As an H200 answered an interpolation of more blocks than a grid has, and went on.
+            // An H200 reported this for an interpolation of more blocks than a grid may have, and stayed usable.
             "Internal torch error: CUDA error: invalid argument Search for `cudaErrorInvalidValue' in https://docs.nvidia.com \
              CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be \
              incorrect. Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",

@@ -1,4 +1,4 @@
-//! What each strategy gives: a row, or why it is left out.
+//! The row of a strategy, or the reason why it is left out.
 
 use std::collections::BTreeSet;
 
@@ -15,24 +15,24 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Micro-batches of a schedule that takes no more of them than one for each copy of the model.
+/// Micro-batches of a schedule that takes only one per copy of the model.
 const COPIES: u32 = 2;
 
-/// What a strategy gives.
+/// The result of a strategy.
 pub enum Outcome {
-    /// A plan, and the file that `plan` would write, where it writes one.
+    /// A plan, and the file that `plan` would write, if it writes one.
     Found(Box<StrategyRow>, Option<Box<Plan>>),
-    /// None.
+    /// No plan.
     LeftOut(StrategyLeftOut),
 }
 
-/// A model on a cluster, for all strategies alike.
+/// A model on a cluster, the same for all strategies.
 pub struct Question<'a> {
     /// The model.
     pub workspace: &'a Workspace,
-    /// What all are asked.
+    /// The request for all strategies.
     pub request: &'a PlanRequest,
-    /// One micro-batch.
+    /// The size of one micro-batch.
     pub size: StepSize,
 }
 
@@ -58,7 +58,7 @@ impl Way {
 }
 
 impl Question<'_> {
-    /// Asks for a way that needs no other's plan.
+    /// Plans a strategy that needs no other's plan.
     pub fn ask(&self, way: &Way) -> Outcome {
         let found = match way.how {
             How::Planned(strategy, sharding, tensor_parallel) => {
@@ -75,15 +75,15 @@ impl Question<'_> {
                 self.planned(way, &request)
             }
             How::Split(_) if self.request.stages.is_some_and(|stages| stages > 1) => {
-                return way.left_out("it splits operators, and stages were asked for".into(), None);
+                return way.left_out("it splits operators and has no stages".into(), None);
             }
             How::Split(_) if !self.request.constraints.pin.is_empty() => {
-                return way.left_out("it splits operators, and calls are pinned".into(), None);
+                return way.left_out("it splits operators and cannot pin calls".into(), None);
             }
             How::Split(_) if !self.is_size_allowed() => {
                 let own = self.size.samples.unwrap_or_default();
                 return way.left_out(
-                    format!("it is predicted for the batch of the trace, which has {own} samples"),
+                    format!("it can be predicted only for the batch of the trace, which has {own} samples"),
                     None,
                 );
             }
@@ -161,7 +161,7 @@ impl Question<'_> {
         Outcome::Found(Box::new(row), None)
     }
 
-    /// Simulates the plan of another way; without one it is left out.
+    /// Simulates another strategy's plan; without one it is left out.
     pub fn simulate(&self, way: &Way, of: Strategy, otherwise: Otherwise, plan: Option<&Plan>) -> Outcome {
         let Some(plan) = plan else {
             return way
@@ -177,7 +177,7 @@ impl Question<'_> {
         let mut options = otherwise.options();
         let is_free = self.request.micro_batches.is_none() && self.request.batch.is_none();
         let made = match simulator::from_plan(plan, &options) {
-            // Schedules have micro-batches in pairs, or one for each device at the least.
+            // Some schedules need an even number of micro-batches, or at least one per device.
             Err(PlanError::Order(OrderError::MicroBatches { smallest, .. })) if is_free => {
                 options.micro_batches = Some(smallest.unwrap_or(COPIES));
                 simulator::from_plan(plan, &options)
@@ -186,7 +186,7 @@ impl Question<'_> {
         };
         let step = made.map_err(|error| error.to_string())?;
         if step.workload.stages.len() > plan.stages.len() && !self.request.constraints.pin.is_empty() {
-            return Err("it has more stages than the plan that keeps calls where they are pinned".into());
+            return Err("it has more stages than the plan with the pinned calls".into());
         }
         let timeline = simulator::simulate(&step.workload, &step.order, &step.machine)
             .map_err(|error| error.to_string())?;
@@ -212,7 +212,7 @@ impl Question<'_> {
         let mut not_carried_out = carried_out.not_carried_out.clone();
         if step.workload.stages.len() > plan.stages.len() {
             not_carried_out
-                .push("its stages are equal parts of another plan's, which stand for no cut".into());
+                .push("its stages are equal parts of another plan's stages, not cuts of the model".into());
         }
         let row = StrategyRow {
             strategy: plan.strategy.clone(),
@@ -243,7 +243,7 @@ impl Question<'_> {
         sizes.is_none_or(|(sizes, samples)| sizes.has(samples))
     }
 
-    /// Adds the devices of a plan, and what of it `train.py` does not carry out.
+    /// Adds the devices of a plan, and the parts of it that `train.py` cannot run.
     fn carried_out(&self, row: StrategyRow, plan: &Plan) -> StrategyRow {
         let devices: BTreeSet<&String> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
         let mut reasons = not_carried_out(plan);
@@ -254,14 +254,14 @@ impl Question<'_> {
     }
 }
 
-/// Returns what the device holds that fills the largest share of its memory, and that memory.
+/// Returns the memory in use and the capacity of the device that is fullest, relative to its capacity.
 fn fullest(devices: impl Iterator<Item = (u64, Bytes)>) -> (Bytes, Bytes) {
     let share = |(held, limit): &(u64, Bytes)| *held as f64 / limit.0.max(1) as f64;
     let full = devices.max_by(|a, b| share(a).total_cmp(&share(b)));
     full.map_or((Bytes(0), Bytes(0)), |(held, limit)| (Bytes(held), limit))
 }
 
-/// Returns the nanoseconds from step to step of what does not end where it began, and those of a step of all else.
+/// Returns the nanoseconds of a period of a schedule without a flush, and of a step of any other.
 fn nanoseconds(step: &PlannedStep, otherwise: Otherwise, whole: u64) -> Result<u64, String> {
     let overlaps = matches!(otherwise, Otherwise::Sums(_, Some(_))) || step.schedule.is_asynchronous();
     if !overlaps {
@@ -270,7 +270,7 @@ fn nanoseconds(step: &PlannedStep, otherwise: Otherwise, whole: u64) -> Result<u
     step.period().map_err(|error| error.to_string())
 }
 
-/// Tells whether two plans are the same, whoever made them.
+/// Tells whether two plans are equal, except for the strategy that made them.
 pub fn is_same(one: &Plan, other: &Plan) -> bool {
     let stage = |stage: &schema::PlanStage| {
         (

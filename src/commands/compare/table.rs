@@ -1,4 +1,4 @@
-//! The comparison for people: a table, what is behind it, and a picture.
+//! The comparison for people: a table, notes below it, and a picture.
 
 use schema::{CompareAnswer, Seconds, StrategyRow};
 use viz::{Bar, BarsPlot, bars_plot};
@@ -10,10 +10,11 @@ use crate::{
     terminal::EMPHASIS,
 };
 
-/// Marks what `plan` gives.
+/// Marks the plan of `plan`.
 const MARK: &str = "*";
 
-/// Writes the table, and below it what is not run, what trains otherwise and what is left out.
+/// Writes the table, and below it the plans that cannot be run, those that train with stale weights, and those left
+/// out.
 pub fn text(answer: &CompareAnswer) -> String {
     let unit = Unit::of(answer);
     let rate = unit.name();
@@ -56,18 +57,18 @@ pub fn text(answer: &CompareAnswer) -> String {
     );
     lines.push(String::new());
     if let Some(own) = answer.strategies.iter().find(|row| row.is_plan) {
-        lines.push(format!("{MARK} what `plan` gives without a strategy: {}", title(own)));
+        lines.push(format!("{MARK} the plan of `plan` without a strategy: {}", title(own)));
     }
     if answer.strategies.iter().any(|row| row.mfu.is_some_and(|share| share > 1.0)) {
         lines.push(format!("MFU {ABOVE_THE_PEAK}"));
     }
     let late: Vec<&str> = rows(answer, |row| !row.trains_as_one_device);
     if !late.is_empty() {
-        lines.push(format!("{}: gradients are of weights that have changed since", late.join(", ")));
+        lines.push(format!("{}: gradients are computed with stale weights", late.join(", ")));
     }
     let split = rows(answer, |row| row.schedule.is_none());
     if !split.is_empty() {
-        lines.push(format!("{}: a step is one micro-batch, and the loss is not counted", split.join(", ")));
+        lines.push(format!("{}: a step is one micro-batch, without the loss", split.join(", ")));
     }
     let mut reasons: indexmap::IndexMap<&str, Vec<&str>> = indexmap::IndexMap::new();
     for row in &answer.strategies {
@@ -80,7 +81,7 @@ pub fn text(answer: &CompareAnswer) -> String {
         lines.extend([String::new(), "left out".to_string()]);
     }
     for left in &answer.left_out {
-        let missing = left.missing_bytes.map(|bytes| format!("{bytes} more on each device would do: "));
+        let missing = left.missing_bytes.map(|bytes| format!("{bytes} more on each device would suffice: "));
         lines.push(format!("  {}: {}{}", left.name, missing.unwrap_or_default(), left.reason));
     }
     lines.join("\n") + "\n"
@@ -90,7 +91,7 @@ fn rows(answer: &CompareAnswer, is_wanted: impl Fn(&StrategyRow) -> bool) -> Vec
     answer.strategies.iter().filter(|row| is_wanted(row)).map(|row| row.name.as_str()).collect()
 }
 
-/// A strategy's name, and what of it was chosen.
+/// A strategy's name, and the settings chosen for it.
 fn title(row: &StrategyRow) -> String {
     let mut title = row.name.clone();
     if row.is_chosen {
@@ -114,7 +115,7 @@ fn counted(answer: &CompareAnswer) -> String {
     format!("{found} of {} strategies have a plan", found + left)
 }
 
-/// What throughput is counted in.
+/// The unit of throughput.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unit {
     Tokens,
@@ -123,7 +124,7 @@ enum Unit {
 }
 
 impl Unit {
-    /// Returns what all strategies can be counted in.
+    /// Returns a unit that all strategies have.
     fn of(answer: &CompareAnswer) -> Self {
         let all =
             |rate: fn(&StrategyRow) -> Option<f64>| answer.strategies.iter().all(|row| rate(row).is_some());
@@ -168,7 +169,7 @@ pub fn picture(answer: &CompareAnswer) -> Result<String, Failure> {
     };
     let plot = BarsPlot {
         title: format!("{} on {}", answer.model, answer.devices),
-        caption: "★ what plan gives without a strategy; pale: train.py does not run it as it stands".into(),
+        caption: "★ the plan of `plan` without a strategy; pale: train.py cannot run it as planned".into(),
         unit: unit.name().to_string(),
         bars: answer.strategies.iter().map(bar).collect(),
     };

@@ -1,6 +1,7 @@
-//! The strategies that are compared, and what `plan` or `simulate` is asked for each.
+//! The compared strategies, each with its request to `plan` or `simulate`.
 //!
-//! No strategy is planned here: each is what `plan` gives with some flags, or such a plan simulated otherwise.
+//! No strategy is planned here: each is the result of `plan` with some flags, or such a plan simulated with other
+//! options.
 
 use partitioner::Strategy;
 use schema::{CollectiveKind, Execution, ShardingLevel, SyncOrder};
@@ -8,36 +9,36 @@ use simulator::{PlanOptions, order::Schedule};
 
 use crate::commands::plan::{Degree, Method, PlanRequest};
 
-/// The most devices that share a layer, as `--tensor-parallel auto` tries them.
+/// The most devices that share a layer, those that `--tensor-parallel auto` tries.
 const MOST_SHARING: u32 = 8;
 
 /// A strategy of the comparison.
 pub struct Way {
     /// Its name in the comparison.
     pub name: String,
-    /// What it is, in a line.
+    /// A description in one line.
     pub about: &'static str,
-    /// Where its numbers come from.
+    /// The source of its numbers.
     pub how: How,
 }
 
-/// Where a strategy's numbers come from.
+/// The source of a strategy's numbers.
 #[derive(Clone, Copy)]
 pub enum How {
-    /// What `plan` gives, with a strategy, a level of sharing, devices that share each layer.
+    /// A plan with a strategy, a sharding level, and devices that share each layer.
     Planned(Option<Strategy>, Option<ShardingLevel>, Degree),
-    /// The same of operators that are split.
+    /// A plan that splits operators.
     Split(Method),
-    /// The plan of another way, as `simulate` runs it.
+    /// The plan of another strategy, simulated with other options.
     Simulated(Strategy, Otherwise),
 }
 
-/// What `simulate` is asked otherwise than a plan says.
+/// The option of `simulate` that differs from the plan.
 #[derive(Clone, Copy)]
 pub enum Otherwise {
     /// Another schedule.
     Schedule(Schedule),
-    /// Sums of gradients: how, and in which order where they are in slices.
+    /// The collective of gradient sums, and the order of their slices if they are sent in slices.
     Sums(CollectiveKind, Option<SyncOrder>),
 }
 
@@ -90,7 +91,7 @@ impl Way {
         }
     }
 
-    /// Returns the strategy whose plan others simulate: what `plan` gives with it and nothing shared out.
+    /// Returns the strategy whose plan others simulate: without sharding.
     pub fn stands_for(&self) -> Option<Strategy> {
         match self.how {
             How::Planned(strategy, None | Some(ShardingLevel::None), _) => strategy,
@@ -98,7 +99,7 @@ impl Way {
         }
     }
 
-    /// Tells whether weights change while micro-batches are on their way.
+    /// Tells whether weights change while micro-batches are in flight.
     pub fn is_asynchronous(&self) -> bool {
         match self.how {
             How::Planned(strategy, ..) => strategy == Some(Strategy::PipeDream),
@@ -109,7 +110,7 @@ impl Way {
 }
 
 impl Otherwise {
-    /// Returns what `simulate` is told.
+    /// Returns the options of `simulate`.
     pub fn options(self) -> PlanOptions {
         match self {
             Self::Schedule(schedule) => {
@@ -122,7 +123,7 @@ impl Otherwise {
         }
     }
 
-    /// Returns the plan that does what is simulated.
+    /// Returns the plan with the simulated options.
     pub fn of(self, plan: &schema::Plan) -> schema::Plan {
         let mut plan = plan.clone();
         match self {
@@ -136,7 +137,7 @@ impl Otherwise {
     }
 }
 
-/// Returns all ways, from the simplest to what `plan` chooses itself.
+/// Returns all strategies, from the simplest to the one that `plan` chooses itself.
 pub fn ways(request: &PlanRequest) -> Vec<Way> {
     use ShardingLevel::{None as Nothing, Zero1, Zero2, Zero3};
     use Strategy as S;
@@ -146,34 +147,39 @@ pub fn ways(request: &PlanRequest) -> Vec<Way> {
     let (ring, served) = (CollectiveKind::Ring, CollectiveKind::ParameterServer);
     let mut ways = vec![
         Way::planned(S::OneDevice, "the whole model on one device"),
-        Way::planned(S::Layer, "stages one after the other, one at work at a time"),
+        Way::planned(S::Layer, "consecutive stages, one of which works at a time"),
         Way::replicated(
             Nothing,
-            "every device holds the model and adds up gradients in a ring or tree (DDP)",
+            "every device holds the model; gradients are summed in a ring or tree (DDP)",
         ),
-        summed("parameter-server", served, None, "data parallelism over servers beside the replicas"),
-        summed("p3", ring, Some(SyncOrder::P3), "DDP in slices, what the next forward pass needs first (P3)"),
+        summed("parameter-server", served, None, "data parallelism with parameter servers"),
+        summed(
+            "p3",
+            ring,
+            Some(SyncOrder::P3),
+            "DDP in slices, those that the next forward pass needs first go first (P3)",
+        ),
         summed("p3 over servers", served, Some(SyncOrder::P3), "the same over parameter servers"),
-        Way::replicated(Zero1, "replicas share out the optimizer's state"),
-        Way::replicated(Zero2, "and gradients"),
-        Way::replicated(Zero3, "and parameters (FSDP)"),
+        Way::replicated(Zero1, "replicas shard the optimizer's state"),
+        Way::replicated(Zero2, "and the gradients"),
+        Way::replicated(Zero3, "and the parameters (FSDP)"),
         Way::planned(S::GPipe, "a pipeline of all forward passes, then all backward passes"),
         Way::planned(S::OneForwardOneBackward, "a pipeline of forward and backward passes in turn"),
-        Way::planned(S::Interleaved, "1F1B with several parts of the model on each device"),
+        Way::planned(S::Interleaved, "1F1B with several chunks on each device"),
         Way::planned(S::ZeroBubble, "1F1B with weight gradients in the bubbles (ZB-H1)"),
         Way::planned(S::Zb2p, "zero bubble by search, twice 1F1B's activations"),
-        Way::planned(S::Zbv, "zero bubble with two parts on each device, placed in a V"),
+        Way::planned(S::Zbv, "zero bubble with two chunks on each device, placed in a V"),
         Way::planned(S::DualPipeV, "DualPipe with one copy of the model, placed in a V"),
     ];
-    let one_pair = "two copies of the model, one pass behind the other";
+    let one_pair = "two copies of the model, one pass after the other";
     ways.extend([
         Way::planned(S::DualPipe, "two copies of the model from both ends, passes overlapped"),
         Way::planned(S::Chimera, "two copies of the model from both ends, slot by slot"),
         Way::scheduled(S::OneForwardOneBackward, Schedule::Gems, one_pair),
         Way::planned(S::Gems, "the same with several pairs of passes"),
-        Way::planned(S::PipeDream, "1F1B that never drains; stages replicated as each needs"),
+        Way::planned(S::PipeDream, "1F1B without a flush; each stage has its own number of replicas"),
         Way::scheduled(S::PipeDream, Schedule::PipeDream2Bw, "the same with two versions of the weights"),
-        Way::planned(S::Hybrid, "stages with replicas each, as HyPar-Flow has them"),
+        Way::planned(S::Hybrid, "stages with replicas each, as in HyPar-Flow"),
     ]);
     let n_devices = request.cluster.devices.len() as u32;
     let degrees = std::iter::successors(Some(2), |degree| Some(2 * degree));
@@ -181,15 +187,15 @@ pub fn ways(request: &PlanRequest) -> Vec<Way> {
         let how = How::Planned(None, None, Degree::Of(degree));
         ways.push(Way::new(
             format!("tensor-parallel {degree}"),
-            "devices share each layer; the rest as serves best",
+            "devices share each layer; the rest is chosen",
             how,
         ));
     }
     ways.extend([
         Way::new("optcnn", "each operator split in its own way, by elimination", How::Split(Method::Exact)),
         Way::new("flexflow", "the same by random changes", How::Split(Method::Random)),
-        Way::planned(S::EvenLayers, "1F1B over stages of as many blocks each"),
-        Way::planned(S::EvenParameters, "1F1B over stages of as many parameters each"),
+        Way::planned(S::EvenLayers, "1F1B over stages with equal numbers of blocks"),
+        Way::planned(S::EvenParameters, "1F1B over stages with equal numbers of parameters"),
         Way::planned(S::TorchGPipe, "GPipe over torchgpipe's balance by time"),
         Way::planned(S::DeepSpeed, "1F1B over DeepSpeed's balance by parameters"),
         Way::new("auto", "what `plan` chooses", How::Planned(None, None, Degree::default())),

@@ -1,4 +1,4 @@
-//! What two models do not have alike, operator by operator. O(operators).
+//! The differences of two models, operator by operator. O(operators).
 
 use std::{collections::HashMap, path::Path};
 
@@ -17,10 +17,10 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Runs of blocks that a person is shown.
+/// Runs of blocks that the text shows at most.
 const MOST_RUNS: usize = 24;
 
-/// Two models, which of their operators the other does not have, and the answer.
+/// Two models, the operators of each that the other lacks, and the answer.
 pub(super) struct Compared {
     sides: [Side; 2],
     pub(super) answer: ModelDiffAnswer,
@@ -49,11 +49,11 @@ pub(super) fn compare(paths: [&Path; 2], inputs: &[String]) -> Result<Compared, 
     Ok(Compared { sides, answer })
 }
 
-/// Draws both, coloured by operators that the other does not have.
+/// Draws both, coloured by the operators that the other lacks.
 pub(super) fn draw(compared: &Compared, depth: Option<u32>) -> Result<Vec<String>, Failure> {
     let draw = |side: &Side| {
         let values: Vec<f64> = side.is_different.iter().map(|is| f64::from(u8::from(*is))).collect();
-        let name = "operators that the other model does not have";
+        let name = "operators that the other model lacks";
         pictures::coloured(&side.workspace, (name, &values, &|number| format!("{number:.0} differ")), depth)
     };
     compared.sides.iter().map(draw).collect()
@@ -80,7 +80,7 @@ fn computing(graph: &ModelGraph) -> impl Iterator<Item = &Operator> {
     graph.operators.iter().filter(|operator| operator.class != OperatorClass::Plumbing)
 }
 
-/// What two operators have alike that are the same: block, name, sizes of parameters, constants, results.
+/// The properties that equal operators share: block, name, sizes of parameters, constants, results.
 type Key<'a> = (&'a str, &'a str, Vec<Vec<u64>>, Vec<String>, Vec<String>);
 
 fn key<'a>(graph: &'a ModelGraph, operator: &'a Operator) -> Key<'a> {
@@ -95,7 +95,7 @@ fn key<'a>(graph: &'a ModelGraph, operator: &'a Operator) -> Key<'a> {
     )
 }
 
-/// Writes the constants of an argument; what is computed is a dash.
+/// Writes the constants of an argument; a computed value is a dash.
 fn constants(operand: &Operand) -> String {
     match operand {
         Operand::Constant(constant) => format!("{constant:?}"),

@@ -1,6 +1,6 @@
-//! What two plans do otherwise, and what that comes to.
+//! The differences of two plans, and their effect.
 //!
-//! Times and memory are the simulator's for both, so that they compare whatever wrote the files.
+//! Times and memory of both come from the simulator, so that they are comparable whoever wrote the files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +36,7 @@ pub(super) fn compare(paths: [&Path; 2]) -> Result<(DiffAnswer, [Timeline; 2]), 
     Ok((answer, [old.1, new.1]))
 }
 
-/// Seconds of a step over its micro-batches: plans with different numbers of them do different work in a step.
+/// Seconds per micro-batch: plans with different numbers of them do different work in a step.
 fn each(simulated: &SimulatedPlan) -> f64 {
     simulated.step_seconds.0.max(f64::MIN_POSITIVE) / f64::from(simulated.micro_batches.max(1))
 }
@@ -55,7 +55,7 @@ fn side(path: &Path, plan: &Plan, simulated: &SimulatedPlan) -> DiffSide {
     }
 }
 
-/// Stages by block, as one plan names them.
+/// The stages of blocks, by the names of one plan.
 struct Stages<'a>(BTreeMap<&'a str, u32>);
 
 impl<'a> Stages<'a> {
@@ -76,7 +76,7 @@ impl<'a> Stages<'a> {
     }
 }
 
-/// Returns the blocks in another stage: the finest that either plan names, in the order of the model.
+/// Returns the blocks whose stage changes: the finest that either plan names, in the order of the model.
 fn moved(before: &Plan, after: &Plan) -> Vec<MovedBlock> {
     let (old, new) = (Stages::new(before), Stages::new(after));
     let around: BTreeSet<&str> = old
@@ -92,11 +92,11 @@ fn moved(before: &Plan, after: &Plan) -> Vec<MovedBlock> {
     let mut moved = Vec::new();
     let mut last = (None, None);
     for block in all(before).into_iter().chain(all(after)) {
-        // A block that the other plan cuts into is compared part by part.
+        // A block that the other plan divides is compared part by part.
         if around.contains(block.as_str()) || !seen.insert(block.clone()) {
             continue;
         }
-        // An operator between calls that a plan does not name goes with what stands before it.
+        // An operator between calls that a plan does not name belongs to the stage of the preceding one.
         let is_loose = block.contains('/');
         let (before, after) = match (old.of(&block), new.of(&block)) {
             (before, after) if is_loose => (before.or(last.0), after.or(last.1)),
@@ -196,7 +196,7 @@ pub(super) fn text(answer: &DiffAnswer) -> String {
     text
 }
 
-/// Tells what moved, neighbours that move alike on one line.
+/// Lists the blocks that move, neighbours with the same move on one line.
 fn moves(answer: &DiffAnswer) -> String {
     if answer.moved.is_empty() && answer.kept_otherwise.is_empty() {
         return if answer.before.stages == answer.after.stages {

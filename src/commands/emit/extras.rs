@@ -1,4 +1,4 @@
-//! What lies beside the stages: the plan, its schedule as torch reads it, the training script, exports.
+//! Files next to the stages: the plan, its schedule in torch's format, the training script, exports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,8 @@ use tracer::Program;
 
 use crate::{commands::plan::costs::rounding_of, kinds};
 
-/// Returns all files beside `stages/`, and what could not be written. Launchers start `shards` ranks for each replica of a stage.
+/// Returns all files outside `stages/`, and notes about files that could not be written. Launchers start `shards` ranks
+/// per replica of a stage.
 pub fn extras(
     program: &Program,
     assignment: &Assignment,
@@ -30,8 +31,8 @@ pub fn extras(
     if let Some(plan) = plan {
         if let Some(reason) = drains {
             notes.push(format!(
-                "train.py does not execute this {}, which keeps several versions of the weights and never drains, because \
-                 {reason}: it runs 1F1B and drains after each step; gradients are exact, times are not those of the plan",
+                "train.py cannot run this {}, which keeps several weight versions and has no flush, because \
+                 {reason}: it runs 1F1B with a flush after each step; gradients are exact, times differ from the plan's",
                 plan.schedule
             ));
         }
@@ -39,20 +40,20 @@ pub fn extras(
         notes.extend(refused_beside_a_copy(plan));
         if !has_python && slices(plan).is_some() {
             notes.push(
-                "train.py does not send gradients of archives in slices: they go in buckets, as they come; times are not those of the plan"
+                "train.py does not send gradients of archives in slices: they go in buckets, as they are ready; times differ from the plan's"
                     .into(),
             );
         }
         files.push(File { path: "plan.yaml".into(), content: Content::text(schema::to_yaml(plan)) });
         match schedule(plan, &groups) {
-            // A table says nothing of what follows a step at once.
+            // A table cannot express steps without a flush.
             _ if is_endless && drains.is_none() => {}
             Ok(table) => files.push(File { path: "schedule.csv".into(), content: Content::text(table) }),
             Err(reason) => notes.push(format!("no schedule.csv: {reason}")),
         }
     }
     let has_table = files.iter().any(|file: &File| file.path == "schedule.csv");
-    // Micro-batches are those of one pipeline; replicas and copies of the model share the plan's.
+    // Micro-batches are those of one pipeline; replicas and copies of the model divide the plan's among them.
     let pipelines = pipelines(&groups, plan);
     let micro_batches = plan.map(|plan| (plan.micro_batches / pipelines.max(1) as u32).max(1));
     let samples = plan.and_then(|plan| plan.micro_batch_size).or_else(|| samples(program));
@@ -78,7 +79,7 @@ pub fn extras(
         },
     ));
     let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
-    // Said only of what the script will run.
+    // Noted only for schedules that the script runs.
     let is_whole = |plan: &&Plan| {
         let is_sent = has_python || slices(plan).is_none();
         (plan.micro_batches as usize).is_multiple_of(pipelines.max(1))
@@ -89,7 +90,7 @@ pub fn extras(
     let (places, others) = places.into_iter().partition::<Vec<_>, _>(|table| ascends(table, pipelines));
     if !others.is_empty() {
         notes.push(
-            "train.py counts ranks replica by replica, which puts stages on other machines than the plan does: times are not the \
+            "train.py numbers ranks replica by replica, which puts stages on other machines than the plan: times differ from the \
              plan's"
                 .into(),
         );
@@ -115,7 +116,7 @@ pub fn extras(
     (files, notes)
 }
 
-/// Returns the samples that a model was traced with: the first dimension of its first input that has one.
+/// Returns the samples of the traced inputs: the first dimension of the first input that has one.
 fn samples(program: &Program) -> Option<u64> {
     let recorded = program.recorded.as_ref()?;
     recorded.inputs.iter().find_map(|input| input.type_.shape.as_ref()?.first().copied())
@@ -130,8 +131,8 @@ fn replicas_of_ranks(plan: Option<&Plan>, ranks_of: &[usize]) -> Vec<usize> {
     groups
 }
 
-/// Returns the rank of each replica of each place where the plan has them on other machines than ranks that are counted replica by
-/// replica would be: launchers count ranks machine by machine.
+/// Returns the rank of each replica of each pipeline rank, if the plan has them on other machines than numbering
+/// replica by replica gives: launchers number ranks machine by machine.
 fn placed(plan: &Plan, groups: &[usize], ranks_of: &[usize]) -> Option<Vec<Vec<usize>>> {
     let machine_of = |name: &String| {
         let device = plan.cluster.devices.iter().find(|device| device.name == *name);
@@ -170,7 +171,7 @@ fn placed(plan: &Plan, groups: &[usize], ranks_of: &[usize]) -> Option<Vec<Vec<u
     (!is_counted).then_some(table)
 }
 
-/// Tells whether every pipeline goes through its ranks in ascending order, as torch's stages do.
+/// Tells whether every pipeline passes through its ranks in ascending order, as torch's stages do.
 fn ascends(table: &[Vec<usize>], pipelines: usize) -> bool {
     (0..pipelines).all(|pipeline| {
         let ranks: Vec<usize> = table.iter().map(|row| row[pipeline % row.len()]).collect();
@@ -183,29 +184,29 @@ fn copies(plan: &Plan) -> usize {
     simulator::order::Schedule::from_name(&plan.schedule).map_or(1, |schedule| schedule.copies() as usize)
 }
 
-/// Says what of a plan train.py refuses where a second copy of the model runs.
+/// Reports the part of a plan that train.py refuses when a second copy of the model runs.
 fn refused_beside_a_copy(plan: &Plan) -> Option<String> {
     let sharding = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
     let what = match () {
         () if copies(plan) == 1 => return None,
         () if sharding != ShardingLevel::None => "sharding",
-        () if plan.stages.iter().any(|stage| stage.tensor_parallel.is_some()) => "layers that devices share",
+        () if plan.stages.iter().any(|stage| stage.tensor_parallel.is_some()) => "shared layers",
         () => return None,
     };
     Some(format!("train.py refuses {what} under {}, which runs two copies of the model", plan.schedule))
 }
 
-/// Returns how many pipelines run side by side: replicas of each rank, and copies of the model in opposite directions.
+/// Returns the number of parallel pipelines: replicas of each rank, and copies of the model in opposite directions.
 fn pipelines(groups: &[usize], plan: Option<&Plan>) -> usize {
     groups.iter().fold(1, |a, b| lcm(a, *b)) * plan.map_or(1, copies)
 }
 
-/// Tells whether steps of a schedule follow each other at once.
+/// Tells whether a schedule has no flush.
 fn is_without_flush(schedule: &str) -> bool {
     simulator::order::Schedule::from_name(schedule).is_ok_and(|schedule| schedule.is_asynchronous())
 }
 
-/// Tells whether stages share a parameter that is trained.
+/// Tells whether stages share a trained parameter.
 fn shares_parameters(pipeline: &Pipeline) -> bool {
     pipeline
         .tied
@@ -213,19 +214,19 @@ fn shares_parameters(pipeline: &Pipeline) -> bool {
         .any(|tied| tied.requires_grad && tied.holders.iter().any(|(stage, _)| *stage != tied.holders[0].0))
 }
 
-/// Says why train.py cannot keep several versions of a plan's weights.
+/// Returns why train.py cannot keep several weight versions of a plan.
 fn needs_a_flush(plan: &Plan, is_tied: bool, groups: &[usize], has_python: bool) -> Option<&'static str> {
     let ranks = groups.len();
     let sharding = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
     let is_in_step = plan.execution.and_then(|execution| execution.vertical_sync) == Some(true);
     if is_tied {
-        Some("stages that are updated at different times share a parameter")
+        Some("stages with updates at different times share a parameter")
     } else if is_in_step && groups.windows(2).any(|pair| pair[0] != pair[1]) {
-        Some("its stages have unequal replicas, whose updates are not those of the first stage")
+        Some("its stages have unequal replicas, whose updates differ from the first stage's")
     } else if plan.stages.len() != ranks {
-        Some("several stages lie on one rank")
+        Some("several stages are on one rank")
     } else if sharding != ShardingLevel::None {
-        Some("replicas share out what they keep")
+        Some("replicas shard their state")
     } else if !has_python {
         Some("archives keep one version of their weights")
     } else {
@@ -233,13 +234,13 @@ fn needs_a_flush(plan: &Plan, is_tied: bool, groups: &[usize], has_python: bool)
     }
 }
 
-/// Says what keeps train.py from running a plan as it stands; nothing where it does.
+/// Returns why train.py cannot run a plan as it is; empty if it can.
 pub fn not_carried_out(plan: &Plan) -> Vec<String> {
     let groups = replicas_of_ranks(Some(plan), &plan.ranks());
     let mut reasons = unexecuted(plan);
     reasons.extend(refused_beside_a_copy(plan));
     if is_without_flush(&plan.schedule) {
-        // Stages that share a parameter are seen when they are written.
+        // Whether stages share a parameter is known only when they are written.
         let reason = needs_a_flush(plan, false, &groups, true);
         reasons.extend(
             reason.map(|reason| format!("train.py runs {} as 1F1B, because {reason}", plan.schedule)),
@@ -247,58 +248,59 @@ pub fn not_carried_out(plan: &Plan) -> Vec<String> {
     } else if !codegen::has_schedule(&plan.schedule)
         && let Err(reason) = schedule(plan, &groups)
     {
-        reasons.push(format!("train.py does not run {}: {reason}", plan.schedule));
+        reasons.push(format!("train.py cannot run {}: {reason}", plan.schedule));
     }
     let pipelines = pipelines(&groups, Some(plan));
     if !(plan.micro_batches as usize).is_multiple_of(pipelines.max(1)) {
         reasons.push(format!(
-            "train.py runs as many micro-batches on each of {pipelines} pipelines, which {} do not come to",
+            "train.py runs equal numbers of micro-batches on {pipelines} pipelines, which {} cannot be divided into",
             plan.micro_batches
         ));
     }
     let is_shared = plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
     if is_shared && groups.windows(2).any(|pair| pair[0] != pair[1]) {
-        reasons.push("train.py runs stages that devices share with as many replicas each".into());
+        reasons.push("train.py needs the same number of replicas for every shared stage".into());
     }
     reasons
 }
 
-/// Says which of a plan's choices train.py runs otherwise, or refuses.
+/// Lists the plan's choices that train.py changes or refuses.
 fn unexecuted(plan: &Plan) -> Vec<String> {
     let execution = plan.execution.unwrap_or_default();
     let mut notes = Vec::new();
     let mut otherwise = |what: &str, instead: &str| {
-        notes.push(format!(
-            "train.py does not execute {what} yet: {instead}; times are not those of the plan"
-        ));
+        notes.push(format!("train.py cannot run {what} yet: {instead}; times differ from the plan's"));
     };
     if execution.sync == Some(SyncOrder::AfterBackward) {
-        otherwise("`sync: after-backward`", "gradients go in buckets, as they come");
+        otherwise("`sync: after-backward`", "gradients go in buckets, as they are ready");
     }
     match plan.predicted.times.as_ref().map_or(Rounding::Own, rounding_of) {
         Rounding::Own => {}
         Rounding::Tf32 => otherwise("products in TF32", "a task may call torch.set_float32_matmul_precision"),
         Rounding::Float8 => otherwise("linear layers in float8", "they run in the model's own type"),
     }
-    // Slices go through parameter servers where a plan says nothing else.
+    // Slices go through parameter servers unless the plan names another collective.
     let is_sliced = matches!(execution.sync, Some(SyncOrder::P3 | SyncOrder::Fifo));
     let is_served = execution.collective.is_none() && is_sliced;
     if is_sliced && slices(plan).is_none() {
-        otherwise("slices of gradients", "what else the plan wants goes with buckets alone");
+        otherwise("slices of gradients", "the plan's other choices need buckets");
     }
     if is_served || (is_sliced && execution.collective == Some(CollectiveKind::ParameterServer)) {
-        otherwise("slices over parameter servers", "replicas sum them among themselves");
+        otherwise("slices over parameter servers", "replicas sum them directly");
     } else if execution.collective == Some(CollectiveKind::ParameterServer) {
         if collective(plan).is_none() {
-            otherwise("a parameter server beside what else the plan wants", "replicas sum among themselves");
+            otherwise("a parameter server together with the plan's other choices", "replicas sum directly");
         } else if execution.servers.is_some() || execution.servers_apart == Some(true) {
-            otherwise("parameter servers of their own number or machines", "each replica is one");
+            otherwise(
+                "parameter servers in another number or on machines of their own",
+                "each replica is one",
+            );
         }
     }
     notes
 }
 
-/// In which order a plan's replicas send slices of gradients, where train.py sends such.
+/// Returns the order in which a plan's replicas send slices of gradients, if train.py sends slices.
 fn slices(plan: &Plan) -> Option<(SyncOrder, Option<u64>)> {
     let execution = plan.execution?;
     let sync = execution.sync.filter(|sync| matches!(sync, SyncOrder::P3 | SyncOrder::Fifo))?;
@@ -309,12 +311,12 @@ fn slices(plan: &Plan) -> Option<(SyncOrder, Option<u64>)> {
         || counts.len() > 1
         || plan.ties.iter().any(|tie| tie.stages.len() > 1)
         || plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
-    // Whole layers, where slices are not asked for.
+    // Whole layers, unless slices are requested.
     let slice = execution.slice.map(|bytes| bytes.0).or((sync == SyncOrder::Fifo).then_some(1 << 40));
     (!refused).then_some((sync, slice))
 }
 
-/// How a plan's replicas sum gradients, where train.py sums them so.
+/// Returns how a plan's replicas sum gradients, if train.py can sum them so.
 fn collective(plan: &Plan) -> Option<CollectiveKind> {
     let execution = plan.execution?;
     let kind = execution
@@ -328,13 +330,13 @@ fn collective(plan: &Plan) -> Option<CollectiveKind> {
     (!refused).then_some(kind)
 }
 
-/// How the activations of a plan's offloaded blocks travel, where it has such blocks.
+/// Returns how activations of a plan's offloaded blocks are copied, if there are such blocks.
 fn offload(plan: &Plan) -> Option<OffloadMode> {
     let has_blocks = plan.stages.iter().any(|stage| !stage.offload.is_empty());
     has_blocks.then(|| plan.execution.and_then(|execution| execution.offload).unwrap_or(OffloadMode::Both))
 }
 
-/// What a plan predicts of a step, and for how many devices of which types.
+/// Returns the plan's prediction of a step, with the number and types of its devices.
 fn prediction(plan: &Plan) -> Option<Prediction> {
     let used: BTreeSet<&String> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
     let counts = kinds::by_type(plan.cluster.devices.iter().filter(|device| used.contains(&device.name)));
@@ -346,7 +348,7 @@ fn prediction(plan: &Plan) -> Option<Prediction> {
     Some(Prediction { step: (*step)?, band: *band, devices, names, peak, charged, host })
 }
 
-/// Returns the simulated step for seconds that the host adds to each pass, where a step ends with a flush.
+/// Returns the simulated step times for several host overheads per pass, if a step ends with a flush.
 fn under_host_overhead(plan: &Plan) -> Option<Vec<(Seconds, Seconds)>> {
     const LARGE: usize = 100_000; // operations, which take a tenth of a second
     if is_without_flush(&plan.schedule) {
@@ -368,7 +370,7 @@ fn under_host_overhead(plan: &Plan) -> Option<Vec<(Seconds, Seconds)>> {
     [0.0, 100.0, 200.0, 300.0, 500.0, 1000.0, 2000.0, 5000.0].iter().map(simulated).collect()
 }
 
-/// Returns the operations a second that devices together come to at most, by types that all of them have.
+/// Returns the peak operations per second of all devices together, for the data types that all of them have.
 fn peaks(plan: &Plan, used: &BTreeSet<&String>) -> BTreeMap<String, f64> {
     let devices = plan.cluster.devices.iter().filter(|device| used.contains(&device.name));
     let types: Vec<_> = devices.filter_map(|device| plan.cluster.types.get(&device.type_)).collect();
@@ -381,7 +383,7 @@ fn peaks(plan: &Plan, used: &BTreeSet<&String>) -> BTreeMap<String, f64> {
 fn schedule(plan: &Plan, groups: &[usize]) -> Result<String, String> {
     let replicas = groups.first().copied().unwrap_or(1);
     if groups.iter().any(|other| *other != replicas) {
-        return Err("stages have unequal replicas, which a table of one pipeline cannot say".into());
+        return Err("stages have unequal replicas, which a table of one pipeline cannot express".into());
     }
     let ranks = groups.len() as u32;
     let stages = plan.stages.len() as u32;
@@ -391,13 +393,16 @@ fn schedule(plan: &Plan, groups: &[usize]) -> Result<String, String> {
     }
     let copies = copies(plan) as u32;
     if !(plan.micro_batches / replicas).is_multiple_of(copies) {
-        return Err(format!("`{}` gives its copies of the model as many micro-batches each", plan.schedule));
+        return Err(format!(
+            "`{}` needs equal numbers of micro-batches for its copies of the model",
+            plan.schedule
+        ));
     }
     let order = simulator::order::make(&plan.schedule, ranks, stages / ranks, plan.micro_batches / replicas)
         .map_err(|error| error.to_string())?;
     let each = plan.micro_batches / replicas / copies;
     if order.n_stages() as u32 != copies * stages || order.n_micro_batches() as u32 != each {
-        return Err(format!("`{}` runs other stages than the plan has", plan.schedule));
+        return Err(format!("`{}` does not run the plan's stages", plan.schedule));
     }
     let mut owner = BTreeMap::new();
     for (rank, operations) in order.ranks.iter().enumerate() {
@@ -410,7 +415,7 @@ fn schedule(plan: &Plan, groups: &[usize]) -> Result<String, String> {
     Ok(simulator::order::to_csv(&order))
 }
 
-/// Returns how the plan's devices lie on machines.
+/// Returns the machines of the plan's devices.
 fn ranks(plan: Option<&Plan>, world: usize) -> Ranks {
     let mut nodes: BTreeMap<u32, usize> = BTreeMap::new();
     for device in plan.iter().flat_map(|plan| &plan.cluster.devices) {
@@ -421,7 +426,7 @@ fn ranks(plan: Option<&Plan>, world: usize) -> Ranks {
         }
     }
     let per_node = nodes.values().copied().max().unwrap_or(world);
-    // torchrun starts as many ranks on each machine.
+    // torchrun starts the same number of ranks on each machine.
     if nodes.len() * per_node == world && !nodes.is_empty() {
         Ranks { nodes: nodes.len(), per_node }
     } else {

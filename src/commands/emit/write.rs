@@ -1,4 +1,4 @@
-//! Files written side by side: each thread takes the next one, so that more than one core copies weights.
+//! Writes files in parallel: each thread takes the next one, so that several cores copy weights.
 
 use std::{
     collections::BTreeMap,
@@ -18,10 +18,11 @@ use crate::{
     weights::{self, Source, Sources},
 };
 
-/// Disks gain nothing from more.
+/// Disks gain nothing from more threads.
 const MOST_THREADS: usize = 4;
 
-/// Writes files into a folder; tells the digest of each and what it took from the sources. The first file that fails says why.
+/// Writes files into a folder; returns the digest of each and the checksums of the copied sources. Returns the error of
+/// the first file that fails.
 pub fn write(
     emitted: &[codegen::File],
     sources: &Sources,
@@ -37,7 +38,7 @@ pub fn write(
             let Some(file) = emitted.get(index) else { return done };
             let written = one(file, &mut source, folder, progress);
             if written.is_err() {
-                // Nobody begins another.
+                // No thread begins another file.
                 next.store(emitted.len(), Ordering::Relaxed);
             }
             done.push((index, written));

@@ -1,4 +1,4 @@
-//! `model-analyze fit` of what nccl-tests printed: latency and bandwidth of a link, for a cluster file.
+//! `model-analyze fit` of nccl-tests' output: latency and bandwidth of a link, for a cluster file.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub fn fit(paths: &[PathBuf]) -> Result<FittedLinks, Failure> {
         let read = schema::read_nccl_tests(&text).map_err(|error| in_file(error.to_string()))?;
         for test in &read {
             let collective = collective(&test.collective).ok_or_else(|| {
-                in_file(format!("the time of `{}` has no formula", test.collective))
+                in_file(format!("there is no formula for the time of `{}`", test.collective))
                     .with_hint(format!("measure one of {}", NAMES.map(|(name, _)| name).join(", ")))
             })?;
             rows.extend(test.rows.iter().map(|(bytes, seconds)| Measured {
@@ -29,7 +29,7 @@ pub fn fit(paths: &[PathBuf]) -> Result<FittedLinks, Failure> {
         tests.extend(read);
     }
     let found = fit_link(&rows).ok_or_else(|| {
-        Failure::input(format!("{}: the sizes do not tell latency from bandwidth", paths[0].display()))
+        Failure::input(format!("{}: the sizes do not separate latency from bandwidth", paths[0].display()))
             .with_hint("measure from a few bytes to hundreds of megabytes: -b 8 -e 512M -f 2")
     })?;
     let mut errors = found.errors.iter();
@@ -52,7 +52,7 @@ pub fn fit(paths: &[PathBuf]) -> Result<FittedLinks, Failure> {
     })
 }
 
-/// Says what was found.
+/// Writes the answer for people.
 pub fn text(found: &FittedLinks) -> String {
     let mut text = String::new();
     for test in &found.tests {
@@ -69,12 +69,12 @@ pub fn text(found: &FittedLinks) -> String {
         ));
     }
     let Level { latency, bandwidth, .. } = &found.level;
-    text.push_str(&format!("latency    {latency} a hop\nbandwidth  {bandwidth} a port, each way\n\n"));
+    text.push_str(&format!("latency    {latency} per hop\nbandwidth  {bandwidth} per port, each way\n\n"));
     text.push_str(&format!("# a level of a cluster file\n{}", file(found)));
     text
 }
 
-/// Writes the level as a cluster file has it.
+/// Writes the level in the format of a cluster file.
 pub fn file(found: &FittedLinks) -> String {
     let Level { name, bandwidth, latency } = &found.level;
     format!("levels:\n- {{name: {name}, bandwidth: {:e}, latency: {:e}}}\n", bandwidth.0, latency.0)

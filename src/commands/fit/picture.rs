@@ -1,4 +1,4 @@
-//! What `fit --plot` draws: points for the plots, from trials.
+//! The points of the plots of `fit --plot`, from trials.
 
 use cost_model::{Features, Split, SweptKernel, WorkSweep};
 use viz::{FitPlots, Line, Point, Series, Swept, SweptPanel};
@@ -6,7 +6,7 @@ use viz::{FitPlots, Line, Point, Series, Swept, SweptPanel};
 use super::Tried;
 use crate::failure::Failure;
 
-/// A plot shows no more points of one kind.
+/// The most points of one kind in a plot.
 const MAX_POINTS: usize = 600;
 
 /// Draws all plots into one SVG.

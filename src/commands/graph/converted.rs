@@ -1,8 +1,8 @@
 //! PNG and PDF of a picture, by `rsvg-convert`, which every distribution has.
 //!
-//! A renderer inside (resvg 0.49 with text) was measured and left out: 3.4 MB of a binary of 20 MB and 61 more crates for PNG
-//! alone, svg2pdf and an older resvg beside it for PDF, in every build and every audit; and words have letters only where
-//! fonts are installed, as here. Who has no rsvg-convert has a browser, which prints the .svg.
+//! A renderer inside the command (resvg 0.49 with text) was measured and left out: 3.4 MB in a binary of 20 MB and 61
+//! more crates for PNG, and svg2pdf with an older resvg for PDF, in every build and every audit; and text has glyphs
+//! only if fonts are installed, as with rsvg-convert. Users without rsvg-convert can print the .svg in a browser.
 
 use std::{process::Command, time::Duration};
 
@@ -10,7 +10,7 @@ use super::program::{Missing, run};
 use crate::failure::Failure;
 
 const LONGEST: Duration = Duration::from_secs(60);
-/// Pixels of a PNG for each of the SVG's, where it does not become too large.
+/// Pixels of a PNG per unit of the SVG, unless it becomes too large.
 const ZOOM: f64 = 2.0;
 /// Longest side of a PNG; cairo draws no more than 32,767.
 const MOST_PIXELS: f64 = 30_000.0;
@@ -23,7 +23,7 @@ pub fn convert(svg: &str, ending: &str) -> Result<Vec<u8>, Failure> {
         command.args(["--zoom", &zoom(svg).to_string()]);
     }
     run(&mut command, "rsvg-convert", svg, LONGEST).map_err(|missing| match missing {
-        Missing::NotFound => Failure::input(format!("a .{ending} is made by rsvg-convert, which is not on the PATH"))
+        Missing::NotFound => Failure::input(format!("writing a .{ending} needs rsvg-convert, which is not on the PATH"))
             .with_hint("install it (apt install librsvg2-bin, brew install librsvg), or write an .svg, which browsers show and print"),
         Missing::Failed(why) => {
             Failure::input(why).with_hint("write an .svg, which browsers show and print")
@@ -31,7 +31,7 @@ pub fn convert(svg: &str, ending: &str) -> Result<Vec<u8>, Failure> {
     })
 }
 
-/// Returns how much larger than the SVG a PNG is.
+/// Returns the scale from the SVG to the PNG.
 fn zoom(svg: &str) -> f64 {
     let size = |name: &str| -> Option<f64> {
         let (_, rest) = svg.split_once(&format!(" {name}=\""))?;

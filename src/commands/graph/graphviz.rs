@@ -1,4 +1,4 @@
-//! Graphviz as a renderer: run with a time limit, and not at all where it is known to be hopeless.
+//! Graphviz as a renderer: run with a time limit, and not at all for graphs that are too large.
 
 use std::{process::Command, time::Duration};
 
@@ -8,11 +8,11 @@ use super::program::{Missing, run};
 const MOST_BOXES: usize = 1500;
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// Renders DOT as SVG, or says why not.
+/// Renders DOT as SVG, or returns why not.
 pub fn render(dot: &str, n_boxes: usize) -> Result<String, String> {
     if n_boxes > MOST_BOXES {
         return Err(format!(
-            "{n_boxes} boxes are more than Graphviz lays out in reasonable time ({MOST_BOXES}); try a smaller --depth"
+            "{n_boxes} boxes are too many for Graphviz (at most {MOST_BOXES}); try a smaller --depth"
         ));
     }
     let svg =

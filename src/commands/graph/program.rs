@@ -1,4 +1,4 @@
-//! Outside programs that turn one text into another: run when asked for, with a time limit.
+//! Outside programs that turn one text into another, run with a time limit.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -9,7 +9,7 @@ use std::{
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 
-/// Why a program gave no answer.
+/// Why a program gave no output.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Missing {
     /// It is not on the PATH.
@@ -18,7 +18,7 @@ pub enum Missing {
     Failed(String),
 }
 
-/// Gives a program a text and returns what it writes within a time. `name` is its name in messages.
+/// Runs a program with a text as its input and returns its output, within a time limit. `name` is its name in messages.
 pub fn run(command: &mut Command, name: &str, text: &str, longest: Duration) -> Result<Vec<u8>, Missing> {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = child.map_err(|error| match error.kind() {
@@ -28,7 +28,7 @@ pub fn run(command: &mut Command, name: &str, text: &str, longest: Duration) -> 
     let mut stdin = child.stdin.take().expect("stdin is piped");
     let mut stdout = child.stdout.take().expect("stdout is piped");
     let text = text.to_string();
-    // Both pipes in threads of their own: the child may fill one while we wait at the other.
+    // Each pipe has a thread: the child may fill one while the other is read.
     let writer = thread::spawn(move || stdin.write_all(text.as_bytes()));
     let reader = thread::spawn(move || {
         let mut written = Vec::new();
@@ -45,12 +45,12 @@ pub fn run(command: &mut Command, name: &str, text: &str, longest: Duration) -> 
                 )));
             }
             Ok(None) => thread::sleep(BETWEEN_LOOKS),
-            Err(error) => break Err(Missing::Failed(format!("{name} got lost: {error}"))),
+            Err(error) => break Err(Missing::Failed(format!("cannot wait for {name}: {error}"))),
         }
     };
     let status = status.inspect_err(|_| {
-        // It may have ended by now; either way it is gone after this. The threads are left alone: what it has
-        // started itself may hold the pipes for ever.
+        // The child may have ended already; it has after this. The threads are not joined: processes that the child has
+        // started may hold the pipes for ever.
         let _ = child.kill();
         let _ = child.wait();
     })?;
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn what_takes_too_long_is_stopped_with_all_it_has_started() {
         let start = Instant::now();
-        // The shell stands for a wrapper of `dot`; what it runs goes on to hold the pipes.
+        // The shell stands for a wrapper of `dot`; the program it runs goes on to hold the pipes.
         let mut wrapper = Command::new("sh");
         wrapper.args(["-c", "sleep 20; true"]);
         let answer = run(&mut wrapper, "It", "digraph {}", Duration::from_millis(100));

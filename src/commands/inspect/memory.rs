@@ -1,6 +1,8 @@
-//! `inspect --memory`: does a training step fit a card, what fills it, the largest batch that fits, and what would help.
+//! `inspect --memory`: whether a training step fits a device, what fills it, the largest batch that fits, and what
+//! would help.
 //!
-//! Sizes are inferred anew for each batch that is tried, so that the answer holds for models whose memory is not linear in it.
+//! Sizes are inferred again for each batch that is tried, so that the answer holds for models whose memory is not
+//! linear in it.
 
 use clap::Args;
 use graph::{InputShape, ModelGraph, TensorFact};
@@ -19,9 +21,9 @@ use crate::{
     workspace::Workspace,
 };
 
-/// What CUDA's context takes at the least: kernels and driver (pytorch#107667).
+/// The least memory of CUDA's context: kernels and driver (pytorch#107667).
 const CONTEXT: u64 = 300_000_000;
-/// Devices that a relief by sharing out is told for, where one is asked for.
+/// The number of devices for which savings by sharding are reported, if a device is given.
 const NODE: u32 = 8;
 /// The largest batch or length that is tried.
 const LARGEST: u64 = 1 << 24;
@@ -29,38 +31,39 @@ const LARGEST: u64 = 1 << 24;
 /// Arguments of `--memory`.
 #[derive(Args)]
 pub struct MemoryArguments {
-    /// What a training step holds in memory, by part; with a device, whether it fits, the largest batch that does, and what would
+    /// Memory of a training step by part; with a device, whether it fits, the largest batch that does, and what would
     /// help
     #[arg(long)]
     memory: bool,
-    /// Devices that train together, each with the model's inputs: 8xh100
+    /// Devices for data parallelism, each with the model's inputs: 8xh100
     #[arg(long, value_name = "N×NAME", conflicts_with = "device", requires = "memory")]
     devices: Option<String>,
-    /// What the optimizer keeps beside each parameter [default: adam]
+    /// Optimizer, which decides the state kept per parameter [default: adam]
     #[arg(long, value_enum, ignore_case = true, requires = "memory")]
     optimizer: Option<Optimizer>,
-    /// Parameters of 16 bits have a copy in float32 that is trained
+    /// Parameters of 16 bits have a float32 copy that is trained
     #[arg(long, requires = "memory")]
     master_weights: bool,
-    /// What training adds behind the outputs [default: guessed from them]
+    /// Loss that training adds after the outputs [default: guessed from them]
     #[arg(long, value_enum, requires = "memory")]
     loss: Option<Loss>,
-    /// What devices share out: none (DDP), zero1 (optimizer state), zero2 (gradients, too), zero3 (parameters, too: FSDP)
+    /// State that devices shard: none (DDP), zero1 (optimizer state), zero2 (also gradients), zero3 (also parameters:
+    /// FSDP)
     #[arg(long, value_name = "LEVEL", value_parser = sharding_level, requires = "memory")]
     sharding: Option<ShardingLevel>,
-    /// Compute calls again in the backward pass, at the depth of the model where that saves most
+    /// Recompute calls in the backward pass, at the depth of the model that saves most
     #[arg(long, requires = "memory")]
     recompute: bool,
-    /// Let activations wait in host memory
+    /// Move activations to host memory
     #[arg(long, requires = "memory")]
     offload: bool,
-    /// Add up the gradients of several micro-batches
+    /// Sum the gradients of several micro-batches
     #[arg(long, requires = "memory")]
     accumulate: bool,
 }
 
 impl MemoryArguments {
-    /// Answers for a model, if asked.
+    /// Answers for a model, if requested.
     pub fn answer(
         &self,
         model: &Workspace,
@@ -105,7 +108,7 @@ impl MemoryArguments {
         Ok(Some(answer))
     }
 
-    /// Says how a step and its device go together.
+    /// Tells whether a step fits its device.
     fn fit(
         &self,
         model: &Workspace,
@@ -138,15 +141,15 @@ impl MemoryArguments {
         }
     }
 
-    /// Says what a step would hold under other circumstances.
+    /// Returns the memory of a step with each option that would save some.
     fn reliefs(&self, model: &Workspace, setting: &Setting) -> Vec<MemoryRelief> {
         let narrow = OptimizerMemory { bits: Some(8), temporaries: 0, ..setting.optimizer };
         let devices = if setting.devices > 1 { setting.devices } else { NODE };
         let shared = |sharding| Setting { sharding, devices, ..*setting };
         let mut changes = vec![
-            ("computing calls again".to_string(), Setting { recompute: true, ..*setting }),
+            ("recomputing calls".to_string(), Setting { recompute: true, ..*setting }),
             ("activations in host memory".to_string(), Setting { offload: true, ..*setting }),
-            ("an optimizer of 8 bits".to_string(), Setting { optimizer: narrow, ..*setting }),
+            ("an 8-bit optimizer".to_string(), Setting { optimizer: narrow, ..*setting }),
         ];
         if setting.optimizer.temporaries > 0 {
             let fused = OptimizerMemory { temporaries: 0, ..setting.optimizer };
@@ -163,7 +166,7 @@ impl MemoryArguments {
     }
 }
 
-/// Looks for the largest size of a dimension that fits.
+/// Searches the largest size of a dimension that fits.
 struct Search<'a> {
     model: &'a Workspace,
     given: &'a [InputShape],
@@ -172,19 +175,19 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Returns the largest size of a dimension that the memory holds, to plan with and at the most; nothing where the trace has
-    /// fixed it.
+    /// Returns the largest size of a dimension that fits, with and without the reserve kept clear; `None` if the trace
+    /// fixes the size.
     fn largest(&self, dimension: usize, usable: u64, all: u64) -> Option<LargestSize> {
         let now = *self.given.first()?.shape.get(dimension)?;
         let double = self.bytes(dimension, now, now.checked_mul(2)?)?;
-        // A trace that has the size written into it gives the same, whatever is asked.
+        // A trace with a constant size gives the same whatever is requested.
         if double <= self.bytes(dimension, now, now)? {
             return None;
         }
         Some(LargestSize { safe: self.up_to(dimension, now, usable), most: self.up_to(dimension, now, all) })
     }
 
-    /// Memory is near to linear in a size, so a line through both ends of what is not known yet soon meets the limit.
+    /// Memory is nearly linear in a size, so the line through both ends of the open interval soon meets the limit.
     fn up_to(&self, dimension: usize, now: u64, limit: u64) -> u64 {
         let held = |size: u64| self.bytes(dimension, now, size).unwrap_or(u64::MAX);
         let (mut low, mut least, mut high) = (0, 0, now.max(1));
@@ -198,7 +201,7 @@ impl Search<'_> {
                 break;
             }
             let line = (limit - least.min(limit)) as f64 / (most - least).max(1) as f64;
-            // Every other time the middle: a curve would be met from one side alone.
+            // Every other step takes the middle: with a curve, lines would approach from one side only.
             let line = if step % 2 == 0 { line } else { 0.5 };
             let middle = low + (line * (high - low) as f64) as u64;
             let middle = middle.clamp(low + 1, high - 1);
@@ -210,11 +213,11 @@ impl Search<'_> {
         low
     }
 
-    /// Returns what a step holds with another size; nothing where the model does not take it.
+    /// Returns the memory of a step with another size; `None` if the model rejects it.
     fn bytes(&self, dimension: usize, now: u64, size: u64) -> Option<u64> {
         let changed = self.given.iter().map(|input| {
             let mut input = input.clone();
-            // Inputs that share the size share the change.
+            // Inputs that share the size change with it.
             input.shape.get_mut(dimension).into_iter().filter(|own| **own == now).for_each(|own| *own = size);
             input
         });
@@ -226,7 +229,7 @@ impl Search<'_> {
     }
 }
 
-/// Returns the shapes of all inputs: those given, and those of the trace.
+/// Returns the shapes of all inputs: those given, else those of the trace.
 fn shapes(graph: &ModelGraph, given: &[InputShape]) -> Vec<InputShape> {
     let tensors = graph.inputs.iter().filter_map(|input| {
         let value = graph.value(*input);
@@ -246,7 +249,7 @@ fn optimizer(optimizer: Optimizer, masters: bool) -> OptimizerMemory {
     OptimizerMemory { numbers, bits: None, temporaries, masters }
 }
 
-/// Says which moment is the fullest.
+/// Describes the moment of the largest memory.
 fn when(graph: &ModelGraph, held: &Held) -> String {
     let Some(moment) = held.moment else { return "the optimizer's step".to_string() };
     let pass = if moment.is_backward { "backward" } else { "forward" };
@@ -261,21 +264,21 @@ fn when(graph: &ModelGraph, held: &Held) -> String {
     }
 }
 
-/// An optimizer that makes no temporary tensors.
+/// An optimizer without temporary tensors.
 const FUSED: &str = "an optimizer with fused=True";
 
 /// Prints an answer for people.
 pub fn text(memory: &InspectMemory) -> String {
-    let mut text = format!("\na training step holds {} at most, in {}\n", memory.bytes, memory.when);
+    let mut text = format!("\na training step holds at most {}, in {}\n", memory.bytes, memory.when);
     let share = |bytes: u64, of: u64| format!("{:.1} %", 100.0 * bytes as f64 / of.max(1) as f64);
     let of = memory.memory.unwrap_or(memory.bytes).0;
     let row = |name: &str, bytes: Bytes| vec![name.to_string(), bytes.to_string(), share(bytes.0, of)];
     let mut rows: Vec<Vec<String>> = memory.parts.iter().map(|part| row(&part.name, part.bytes)).collect();
-    rows.extend(memory.kept_clear.map(|bytes| row("kept clear: CUDA, collectives, fragments", bytes)));
+    rows.extend(memory.kept_clear.map(|bytes| row("reserve: CUDA, collectives, fragments", bytes)));
     text.push_str(&columns(&rows, "  ", |column| column > 0));
     if let (Some(device), Some(verdict), Some(all)) = (&memory.device, &memory.verdict, memory.memory) {
         let verdict = match verdict.as_str() {
-            "tight" => "may fit: it needs what is kept clear",
+            "tight" => "may fit: it needs the reserve",
             other => other,
         };
         let count = if memory.devices > 1 { format!("{} × ", memory.devices) } else { String::new() };
@@ -284,7 +287,7 @@ pub fn text(memory: &InspectMemory) -> String {
     let size = |what: &str, size: &LargestSize| match size.most {
         0 => format!("no {what} fits\n"),
         most => {
-            format!("largest {what} that memory holds: {}, or {most} with what is kept clear\n", size.safe)
+            format!("largest {what} that fits: {}, or {most} with the reserve\n", size.safe)
         }
     };
     text.extend(memory.largest_batch.as_ref().map(|found| size("batch", found)));
@@ -298,16 +301,14 @@ pub fn text(memory: &InspectMemory) -> String {
     });
     text.push_str(&columns(&reliefs.collect::<Vec<_>>(), "  ", |column| column > 0));
     if memory.reliefs.iter().any(|relief| relief.what == FUSED) {
-        text.push_str(
-            "`plan` and `simulate` count a step with fused=True: nothing for the optimizer's temporaries\n",
-        );
+        text.push_str("`plan` and `simulate` assume fused=True: no temporaries of the optimizer\n");
     }
     if let Some(loss) = &memory.loss {
         text.push_str(&format!("loss: {loss}\n"));
     }
     if memory.unmeasured_operators > 0 {
         let count = memory.unmeasured_operators;
-        text.push_str(&format!("{count} operators keep something of unknown size: the step holds more\n"));
+        text.push_str(&format!("{count} operators save tensors of unknown size: the step holds more\n"));
     }
     text
 }

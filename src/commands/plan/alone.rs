@@ -1,4 +1,5 @@
-//! The best plan of a model where each device has layers of its own: cuts that cannot be written are left out, and it is planned again.
+//! The best plan of a model where each device has layers of its own: if stages cannot be written with a cut, blocks are
+//! joined and the model is planned again.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::failure::{self, Failure};
 
-/// Times that blocks are joined: where they become too few for the cluster, smaller ones are taken and asked again.
+/// How often blocks are joined: when they become too few for the cluster, smaller ones are taken and planned again.
 const MAX_ROUNDS: usize = 4;
 
 /// Finds the best plan of a model whose stages can be written, where each device has layers of its own.
@@ -36,13 +37,13 @@ pub(super) fn planned_alone(
             subject.archive().and_then(|program| Inseparable::of(program, &asked.problem, &solved.best));
         let Some(Inseparable { paths, reason: why }) = found else {
             if let Some(reason) = reason {
-                failure::note(format!("not every cut can be ({reason}); planned with those that can"));
+                failure::note(format!("some cuts cannot be written ({reason}); planned with the others"));
             }
             return Ok((asked, solved));
         };
         if question.is_given() {
             let failure = Failure::no(format!("stages with these cuts cannot be written: {why}"));
-            let hint = "`model-analyze emit --cut` tells which cuts near a given one can be";
+            let hint = "`model-analyze emit --cut` names the nearest cuts that can be written";
             return Err(failure.with_hint(hint).into());
         }
         joined.extend(paths);
@@ -50,5 +51,5 @@ pub(super) fn planned_alone(
     }
     let message = format!("no stages were found that can be written: {}", reason.unwrap_or_default());
     let failure = Failure::no(message);
-    Err(failure.with_hint("`model-analyze emit --cut` tells which cuts near a given one can be").into())
+    Err(failure.with_hint("`model-analyze emit --cut` names the nearest cuts that can be written").into())
 }

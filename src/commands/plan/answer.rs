@@ -1,4 +1,4 @@
-//! Prints a plan: a table of stages and one paragraph that says why.
+//! Prints a plan: a table of stages and one paragraph of reasons.
 
 use partitioner::ENOUGH;
 use schema::{Bytes, InferenceObjective, LossAnswer, PlanAnswer, Seconds};
@@ -15,14 +15,14 @@ use crate::{
 /// Version of the JSON answer.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// What an answer's times are for, and what they are counted in.
+/// The unit of an answer's times.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Seconds for each micro-batch.
+    /// Seconds per micro-batch.
     MicroBatch,
-    /// Seconds for each sample.
+    /// Seconds per sample.
     Sample,
-    /// Whatever the file counts in.
+    /// The file's own unit.
     OfFile,
 }
 
@@ -96,16 +96,16 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
                 format!(", {samples} {}", if samples == 1 { "sample" } else { "samples" })
             });
             let batches = if count == 1 { "micro-batch" } else { "micro-batches" };
-            format!("{} a step of {count} {batches} ({each} each{samples})", Seconds(step))
+            format!("{} per step of {count} {batches} ({each} each{samples})", Seconds(step))
         }
         (Some(period), ..) => match unit {
-            Unit::MicroBatch => format!("{} a micro-batch", Seconds(period)),
-            Unit::Sample => format!("{} a sample", Seconds(period)),
+            Unit::MicroBatch => format!("{} per micro-batch", Seconds(period)),
+            Unit::Sample => format!("{} per sample", Seconds(period)),
             Unit::OfFile => format!("largest load {}", unit.shown(period)),
         },
         _ => String::new(),
     };
-    // What bounds one strategy's plans says nothing of the others.
+    // The bound of one strategy's plans does not hold for other strategies.
     let is_asked = plan.asking.strategy != "auto" && plan.check.is_none();
     let of = if is_asked { format!("{} ", answer.strategy) } else { String::new() };
     let pinned = with_pins(answer);
@@ -149,20 +149,20 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
     )
 }
 
-/// Says that nothing is trained, and what attentions keep.
+/// Says that nothing is trained, and how many keys and values attentions keep.
 fn forward_only(answer: &PlanAnswer) -> String {
     let Some(inference) = &answer.inference else { return String::new() };
     let Some(cache) = &inference.kv_cache else {
-        return "forward pass alone, without keys and values\n".into();
+        return "forward pass only, without keys and values\n".into();
     };
     let sequences =
-        cache.sequences.map_or_else(String::new, |count| format!(" for {count} sequences at once"));
+        cache.sequences.map_or_else(String::new, |count| format!(" for {count} concurrent sequences"));
     let most = match cache.most_tokens {
         Some(most) => format!("; these stages have room for {most} tokens"),
         None => String::new(),
     };
     format!(
-        "forward pass alone, with keys and values of {} tokens{sequences}: {} a token and sequence in {} {}{most}; reading more of them than the trace does is in no time\n",
+        "forward pass only, with keys and values of {} tokens{sequences}: {} per token and sequence in {} {}{most}; times include reading only as many of them as the trace reads\n",
         cache.tokens,
         cache.bytes_per_token,
         cache.attentions,
@@ -170,28 +170,28 @@ fn forward_only(answer: &PlanAnswer) -> String {
     )
 }
 
-/// Says what devices share within each layer.
+/// Describes how devices share each layer.
 pub fn shared(answer: &PlanAnswer) -> String {
     let Some(shared) = &answer.shared else { return String::new() };
     let how = match shared.bands {
-        Some(2) => format!("images in {} bands of rows, a device each", shared.degree),
-        Some(3) => format!("images in {} bands of columns, a device each", shared.degree),
-        Some(dim) => format!("images in {} bands along dimension {dim}, a device each", shared.degree),
+        Some(2) => format!("images in {} bands of rows, one per device", shared.degree),
+        Some(3) => format!("images in {} bands of columns, one per device", shared.degree),
+        Some(dim) => format!("images in {} bands along dimension {dim}, one per device", shared.degree),
         None if shared.whole_weights => {
             let weights = match &shared.on_first[..] {
                 [] => String::new(),
-                [one] => format!(" (`{one}` on the first device alone)"),
-                [one, rest @ ..] => format!(" (`{one}` and {} more on the first device alone)", rest.len()),
+                [one] => format!(" (`{one}` on the first device only)"),
+                [one, rest @ ..] => format!(" (`{one}` and {} more on the first device only)", rest.len()),
             };
             format!(
-                "samples or positions in {} parts, a device with all weights for each{weights}",
+                "samples or positions in {} parts, one per device, each with all weights{weights}",
                 shared.degree
             )
         }
         None => format!("each layer on {} devices", shared.degree),
     };
     let mut text = format!(
-        "{how}, which share {:.1} % of its FLOPs; {} exchanges take {} of a micro-batch\n",
+        "{how}, which share {:.1} % of its FLOPs; {} exchanges take {} per micro-batch\n",
         100.0 * shared.split_flops,
         shared.exchanges,
         Seconds(shared.exchange_seconds)
@@ -207,41 +207,40 @@ pub fn shared(answer: &PlanAnswer) -> String {
         .collect();
     if !tried.is_empty() {
         text.push_str(&format!(
-            "devices a layer that were tried, and a micro-batch with each: {}\n",
+            "devices per layer tried, with the time per micro-batch: {}\n",
             tried.join(", ")
         ));
     }
     text
 }
 
-/// Says what the script takes of the host, where that was charged.
+/// Reports the host time of the script, if it was charged.
 pub fn host(answer: &PlanAnswer) -> Option<String> {
     let seconds = answer.host_overhead_seconds?;
-    Some(format!("{} a pass for the script, beside the stage", Seconds(seconds)))
+    Some(format!("{} per pass for the script, in addition to the stage", Seconds(seconds)))
 }
 
-/// Says between how many blocks cuts were looked for, where the model has operators to cut between.
+/// Reports the number of blocks between which cuts were searched, if the model has operators to cut between.
 pub fn looked_at(answer: &PlanAnswer) -> Option<String> {
     let effort = answer.effort.as_ref().map(|effort| format!("effort: {effort}"));
     let (Some(blocks), Some(operators)) = (answer.blocks, answer.operators) else { return effort };
     let effort = effort.map(|effort| format!(" ({effort})")).unwrap_or_default();
     Some(if blocks < operators {
-        format!("cuts looked for between {blocks} blocks of {operators} operators{effort}")
+        format!("cuts searched between {blocks} blocks of {operators} operators{effort}")
     } else {
-        format!("cuts looked for between all {operators} operators{effort}")
+        format!("cuts searched between all {operators} operators{effort}")
     })
 }
 
-/// A strategy's name, and what its replicas share out.
+/// A strategy's name and its sharding level.
 pub fn titled(strategy: &str, sharding: Option<&str>) -> String {
     sharding.map_or_else(|| strategy.to_string(), |level| format!("{strategy} + {level}"))
 }
 
-/// Why a step may seem to compute faster than its devices can.
-pub const ABOVE_THE_PEAK: &str =
-    "above 100 %: Winograd convolutions multiply less than is counted, or TF32 kernels beat the float32 peak";
+/// Explains a utilisation above 100 %.
+pub const ABOVE_THE_PEAK: &str = "above 100 %: Winograd convolutions need fewer multiplications than are counted, or TF32 kernels beat the float32 peak";
 
-/// How much is trained in a second, and how much of the devices' peak that uses.
+/// Throughput, and the share of the devices' peak that it uses.
 fn rates(answer: &PlanAnswer) -> String {
     let rate =
         |value: Option<f64>, what: &str| value.map(|value| format!("{} {what} a second", rounded(value)));
@@ -252,7 +251,7 @@ fn rates(answer: &PlanAnswer) -> String {
     let said = [rate(answer.samples_per_second, "samples"), rate(answer.tokens_per_second, "tokens"), used];
     let said: Vec<String> = said.into_iter().flatten().collect();
     let mut lines = if said.is_empty() { String::new() } else { format!("{}\n", said.join(", ")) };
-    // A loss that takes next to nothing is in the JSON alone.
+    // A loss that takes a negligible share is in the JSON only.
     let limit = answer.stages.iter().filter_map(|stage| stage.memory_usable).min();
     let is_large = |loss: &&LossAnswer| limit.is_some_and(|limit| loss.bytes.0 >= limit.0 / 100);
     if let Some(loss) = answer.loss.as_ref().filter(is_large) {
@@ -261,7 +260,7 @@ fn rates(answer: &PlanAnswer) -> String {
     lines
 }
 
-/// Three digits, and commas between thousands.
+/// Rounds to three digits, with commas between thousands.
 pub fn rounded(value: f64) -> String {
     if value < 999.5 {
         let digits = (2 - value.max(1e-9).log10().floor() as i32).clamp(0, 9) as usize;
@@ -279,12 +278,12 @@ pub fn rounded(value: f64) -> String {
     text
 }
 
-/// Says that plans keep what is pinned: others may be faster.
+/// Names the pinned calls that a plan keeps: without pins, others may be faster.
 pub fn with_pins(answer: &PlanAnswer) -> String {
     if answer.pins.is_empty() { String::new() } else { format!(" with {} pinned", answer.pins.join(", ")) }
 }
 
-/// What other numbers of samples in a micro-batch would have given.
+/// The times per sample of the other micro-batch sizes that were tried.
 pub fn sizes_tried(answer: &PlanAnswer) -> String {
     let tried = &answer.micro_batch_sizes_tried;
     let least = tried.iter().filter_map(|one| one.sample_seconds).fold(f64::INFINITY, f64::min);
@@ -304,10 +303,10 @@ pub fn sizes_tried(answer: &PlanAnswer) -> String {
     if said.is_empty() {
         return String::new();
     }
-    format!("samples of a micro-batch tried, and the time of each sample: {}", said.join(", "))
+    format!("samples per micro-batch tried, with the time per sample: {}", said.join(", "))
 }
 
-/// What other numbers of micro-batches would have given.
+/// The times of the other micro-batch counts that were tried.
 fn chosen(answer: &PlanAnswer) -> String {
     let limit = answer.step_limit.as_ref().map(|limit| format!("{limit}\n")).unwrap_or_default();
     let sizes = sizes_tried(answer);
@@ -327,13 +326,13 @@ fn chosen(answer: &PlanAnswer) -> String {
         })
         .collect();
     format!(
-        "micro-batches tried, and the time of each; the fewest within {:.0} % of the best are taken (--batch sets the samples of a step): {}\n{limit}",
+        "micro-batches tried, with the time of each; the fewest within {:.0} % of the best are used (--batch sets the samples per step): {}\n{limit}",
         100.0 * (ENOUGH - 1.0),
         tried.join(", ")
     )
 }
 
-/// Every strategy beside the plan: its schedule, time, memory, and what it loses.
+/// Every strategy next to the plan: its schedule, time, memory, and how much slower it is.
 pub fn compared(answer: &PlanAnswer) -> String {
     let head = ["strategy", "schedule", "stages", "micro-batch", "against", "memory"];
     let mut rows = vec![head.map(String::from)];

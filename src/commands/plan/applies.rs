@@ -1,4 +1,4 @@
-//! Which arguments apply to which kind of model: the others are refused by name, so that nobody believes they were heard.
+//! Which arguments apply to which kind of model: the others are refused by name, so that none is silently ignored.
 
 use schema::InferenceObjective;
 
@@ -9,12 +9,12 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// What is planned, as far as arguments differ.
+/// The kinds of input that take different arguments.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Traced,
     Profile,
-    /// A profile by the released optimizer's objective.
+    /// A profile, planned by the released optimizer's objective.
     Released,
     Loads,
     Piper,
@@ -46,10 +46,10 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     let planned: &[Kind] = &[Traced, Profile];
     let arguments: [(&str, bool, &[Kind]); 36] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
-        // A profile's own refusal says where its times and samples come from.
+        // The message about a profile says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
         ("--batch", asking.batch.is_some(), planned),
-        // The released optimizer's own refusal says what it takes instead.
+        // The message about the released optimizer says which arguments it takes instead.
         ("--devices", asking.devices.is_some(), &[Traced, Profile, Released]),
         ("--cluster", asking.cluster.is_some(), &[Traced, Profile, Released]),
         ("--strategy", asking.strategy != "auto", planned),
@@ -95,20 +95,20 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     if foreign.is_empty() {
         return given(plan);
     }
-    let failure = Failure::input(format!("{} takes no {}", kind.name(), foreign.join(", ")));
+    let failure = Failure::input(format!("{} does not take {}", kind.name(), foreign.join(", ")));
     Err(failure.with_hint(match kind {
         Traced => "describe machines with --devices or --cluster; --compat pipedream plans profile graphs",
         Profile => "--compat pipedream takes --activation-transfer and --straight",
-        Released => "it takes --machines, --bandwidth, --activation-transfer and --straight; no plan is written",
-        Loads => "it brings its objective and its devices; --machines K,L and --memory change them; no plan is written",
+        Released => "use --machines, --bandwidth, --activation-transfer and --straight; no plan is written",
+        Loads => "the file sets the objective and the devices; --machines K,L and --memory change them; no plan is written",
         Piper => {
-            "it brings its objective and its devices; --machines, --bandwidth, --memory, --micro-batches and \
+            "the file sets the objective and the devices; --machines, --bandwidth, --memory, --micro-batches and \
              --no-recompute change them; no plan is written"
         }
     }))
 }
 
-/// Refuses what is of training where the forward pass alone is planned.
+/// Refuses training arguments if only the forward pass is planned.
 fn forward_only(plan: &Plan) -> Result<(), Failure> {
     let Some(aim) = plan.aim.of_trace()? else { return Ok(()) };
     let asking = &plan.asking;
@@ -130,14 +130,14 @@ fn forward_only(plan: &Plan) -> Result<(), Failure> {
     if given.is_empty() {
         return Ok(());
     }
-    let what = if is_latency { "one request's forward pass" } else { "a forward pass alone" };
-    Err(Failure::input(format!("{what} takes no {}", given.join(", "))).with_hint(
-        "stages, cuts, kept calls, devices and memory can be asked for; --batch says how many samples are on their way at once \
-         where throughput is planned",
+    let what = if is_latency { "one request's forward pass" } else { "a forward pass" };
+    Err(Failure::input(format!("{what} does not take {}", given.join(", "))).with_hint(
+        "stages, cuts, calls kept together, devices and memory can be set; --batch is the number of samples in flight \
+         when planning for throughput",
     ))
 }
 
-/// Refuses what would make another plan where one is given.
+/// Refuses arguments that would change a plan that is only checked.
 fn given(plan: &Plan) -> Result<(), Failure> {
     if plan.check.is_none() {
         return Ok(());
@@ -165,7 +165,7 @@ fn given(plan: &Plan) -> Result<(), Failure> {
     if idle.is_empty() {
         Ok(())
     } else {
-        let failure = Failure::input(format!("--check takes no {}", idle.join(", ")));
+        let failure = Failure::input(format!("--check does not take {}", idle.join(", ")));
         Err(failure.with_hint("a plan is scored as it stands; edit the file, or plan without --check"))
     }
 }

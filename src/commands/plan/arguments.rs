@@ -1,4 +1,4 @@
-//! What `plan` and `split` are asked in the same words: each argument is spelt here once, with its help.
+//! The arguments that `plan` and `split` share: each is defined here once, with its help.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use schema::{
 use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure, nearest::meant, plan_file};
 
-/// Arguments of everything that plans.
+/// Arguments of every command that plans.
 #[derive(Args)]
 pub struct PlanArguments {
     /// Devices on one line: 4xH100, 2x8xa100 (two nodes of eight), 4xa100+4xv100
@@ -25,91 +25,93 @@ pub struct PlanArguments {
     // Its help lists the names.
     #[arg(long, default_value = "auto", value_name = "NAME", help = strategy_help())]
     pub strategy: String,
-    /// Stages in a row, each on devices of its own: the degree of pipeline parallelism; `--strategy interleaved`
-    /// makes several parts of each [default: as many as serve best]
+    /// Number of pipeline stages, each on devices of its own; `--strategy interleaved` splits each into several chunks
+    /// [default: the fastest]
     #[arg(long, value_name = "N")]
     pub stages: Option<u32>,
     /// Samples per step, over all devices [default: see --micro-batches]
     #[arg(long, value_name = "N", conflicts_with = "micro_batches")]
     pub batch: Option<u64>,
-    /// Micro-batches in a step, each as large as the model's inputs: more make a larger batch [default: as few
-    /// as give 95 % of the throughput]
+    /// Micro-batches per step, each as large as the model's inputs: more make a larger batch [default: the fewest that
+    /// give 95 % of the throughput]
     #[arg(long, value_name = "M")]
     pub micro_batches: Option<u32>,
-    /// Samples in a micro-batch: 8, 2..16 (the smallest and the largest), or auto for what serves a --batch best; sizes are
-    /// inferred anew for each [traced models; default: as traced]
+    /// Samples per micro-batch: 8, 2..16 (smallest and largest), or auto for the fastest with a --batch; tensor sizes
+    /// are inferred again for each [traced models; default: as traced]
     #[arg(long, value_name = "N", value_parser = Sizes::from_text)]
     pub micro_batch_size: Option<Sizes>,
-    /// Shape of an input, [NAME=]SHAPE[:DTYPE], where the trace does not tell
+    /// Shape of an input, [NAME=]SHAPE[:DTYPE], if the trace does not record it
     #[arg(long, value_name = "SHAPE")]
     pub input: Vec<String>,
-    /// What the optimizer keeps beside each parameter
+    /// Optimizer, which decides the state kept per parameter
     #[arg(long, value_enum, ignore_case = true, default_value_t)]
     pub optimizer: Optimizer,
-    /// Calls that no cut goes through, by path (encoder.*) or class (LlamaDecoderLayer); may be given several times
+    /// Calls that no cut divides, by path (encoder.*) or class (LlamaDecoderLayer); may be given several times
     #[arg(long, value_name = "PATTERN")]
     pub keep_together: Vec<String>,
-    /// Calls that the stages but the first begin with, by path: the model is cut there and nowhere else
+    /// Calls with which the second and later stages begin, by path: the model is cut there and nowhere else
     #[arg(long, value_name = "PATH,…", value_delimiter = ',', conflicts_with = "layers")]
     pub cut_at: Vec<String>,
-    /// How many of the blocks that the model repeats each stage has: 7,8,9,8 of 32 decoder layers
+    /// Number of the model's repeated blocks in each stage: 7,8,9,8 of 32 decoder layers
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub layers: Vec<u32>,
-    /// Calls that are to be in one stage (embed=0, head=last) or on some devices (decoder.*=node1:*), by path or class; may be
-    /// given several times
+    /// Calls that must be in one stage (embed=0, head=last) or on some devices (decoder.*=node1:*), by path or class;
+    /// may be given several times
     #[arg(long, value_name = "PATTERN=STAGE|DEVICE", value_parser = PinnedCalls::from_text)]
     pub pin: Vec<PinnedCalls>,
-    /// Calls that are computed again in the backward pass always, each as one (layers.*=always), or never (LlamaAttention=never),
-    /// by path or class; may be given several times
+    /// Calls that are always recomputed in the backward pass, each as one unit (layers.*=always), or never
+    /// (LlamaAttention=never), by path or class; may be given several times
     #[arg(long, value_name = "PATTERN=always|never", value_parser = RecomputedCalls::from_text)]
     pub recompute: Vec<RecomputedCalls>,
-    /// Take over the constraints that this plan was made with; flags add to them, or replace its cuts
+    /// Reuse the constraints of this plan; flags add to them, or replace its cuts
     #[arg(long, value_name = "PLAN")]
     pub constraints: Option<PathBuf>,
-    /// Devices that are not planned with, by name (node0:3, node1:*); may be given several times
+    /// Devices to leave unused, by name (node0:3, node1:*); may be given several times
     #[arg(long, value_name = "PATTERN")]
     pub leave_out: Vec<String>,
-    /// What training adds behind the outputs [default: guessed from them]
+    /// Loss that training adds after the outputs [default: guessed from them]
     #[arg(long, value_enum)]
     pub loss: Option<Loss>,
-    /// What replicas share out instead of keeping it each: none (DDP), zero1 (optimizer state), zero2 (gradients, too),
-    /// zero3 (parameters, too: FSDP) [default: what serves best of that which train.py carries out]
+    /// State that replicas shard instead of each keeping a copy: none (DDP), zero1 (optimizer state), zero2 (also
+    /// gradients), zero3 (also parameters: FSDP) [default: the fastest that train.py can run]
     #[arg(long, value_name = "LEVEL", value_parser = sharding_level)]
     pub sharding: Option<ShardingLevel>,
-    /// Devices that share the work of each layer, neighbours over the fastest links: 8 for Llama-3-70B on nodes of eight
-    /// or auto for as many as serve best [default: none, unless the model fits no other way]
+    /// Devices that share the work of each layer, neighbours over the fastest links: 8 for Llama-3-70B on nodes of
+    /// eight, or auto for the fastest number [default: none, unless the model fits no other way]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub tensor_parallel: Option<Degree>,
-    /// With --tensor-parallel: whether each device holds a part of the samples or positions between products (on, as Megatron's
-    /// sequence parallelism) or all of them (off), or auto for what serves best [default: auto]
+    /// With --tensor-parallel: whether each device holds only its part of the samples or positions between matrix
+    /// products (on, as Megatron's sequence parallelism) or all of them (off), or auto for the faster [default: auto]
     #[arg(long, value_enum, value_name = "on|off|auto")]
     pub sequence_parallel: Option<SequenceParallelArgument>,
-    /// Devices that have a band of rows or columns of each image, neighbours over the fastest links: 4 for one image of
-    /// 4096 x 4096 that no device holds, or auto for as many as serve best [default: none, unless the model fits no other way]
+    /// Devices that each hold a band of rows or columns of every image, neighbours over the fastest links: 4 for an
+    /// image of 4096 x 4096 that fits no single device, or auto for the fastest number [default: none, unless the model
+    /// fits no other way]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub spatial: Option<Degree>,
-    /// Devices that have a part of the positions of each sequence, with whole weights: 4 for one of 131,072 tokens, or auto for
-    /// as many as serve best [default: none]
+    /// Devices that each hold a part of the positions of every sequence, with all weights: 4 for a sequence of 131,072
+    /// tokens, or auto for the fastest number [default: none]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub context_parallel: Option<Degree>,
-    /// With --context-parallel: calls that the first of these devices does alone, with weights that no other has: classifier for
-    /// AlexNet's dense layers, or auto for dense layers where that is faster [default: none]
+    /// With --context-parallel: calls that only the first of these devices runs, with weights that no other holds:
+    /// classifier for AlexNet's dense layers, or auto for dense layers if that is faster [default: none]
     #[arg(long, value_name = "CALLS", value_delimiter = ',')]
     pub on_first: Vec<String>,
-    /// Share of each device's memory that tensors may fill [default: what its type leaves; 0.9 for those of the catalogue]
+    /// Share of each device's memory that tensors may fill [default: from the device type; 0.9 for those of the
+    /// catalogue]
     #[arg(long, value_name = "SHARE")]
     pub memory_fraction: Option<f64>,
-    /// Memory of each device that no tensor gets, beside what --memory-fraction leaves: 2GiB, 500MB
+    /// Memory of each device to keep free, in addition to what --memory-fraction leaves: 2GiB, 500MB
     #[arg(long, value_name = "BYTES", value_parser = Bytes::from_text)]
     pub reserve: Option<Bytes>,
-    /// Never compute activations again in the backward pass
+    /// Never recompute activations in the backward pass
     #[arg(long)]
     pub no_recompute: bool,
-    /// Let activations wait in host memory where nothing else fits
+    /// Move activations to host memory if they do not fit otherwise
     #[arg(long)]
     pub offload: bool,
-    /// Microseconds of the host that the script takes for each pass beside the stage, as `train.py --host-trace` measures
-    /// them: 280; halves of backward passes are two passes [default: what the cluster's types say, or else 0]
+    /// Host time in microseconds that the script adds to each pass, as `train.py --host-trace` measures it: 280; a
+    /// backward pass split into two halves counts as two passes [default: from the cluster's types, else 0]
     #[arg(long, value_name = "US", value_parser = microseconds)]
     pub host_overhead: Option<Seconds>,
     /// How long to search
@@ -117,12 +119,12 @@ pub struct PlanArguments {
     pub effort: EffortArgument,
     #[command(flatten)]
     pub rounding: RoundingArguments,
-    /// Times of a device type, as `fit -o` writes them [default: those that ship, or else its data sheet]
+    /// Cost model of a device type, as written by `fit -o` [default: the built-in one, else its data sheet]
     #[arg(long = "cost-model", value_name = "FILE")]
     pub cost_models: Vec<PathBuf>,
 }
 
-/// Tells whether a name is what a pattern says, in which `*` stands for anything.
+/// Tells whether a name matches a pattern, in which `*` stands for any text.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
@@ -136,18 +138,18 @@ pub fn matches(pattern: &str, name: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Tells whether a pattern means a call, by its path or its class.
+/// Tells whether a pattern matches a call, by its path or its class.
 pub(super) fn is_meant(pattern: &str, block: &graph::Block) -> bool {
     matches(pattern, &block.path) || *pattern == block.kind || *pattern == block.class
 }
 
-/// Reads a level of sharing.
+/// Parses a sharding level.
 pub fn sharding_level(name: &str) -> Result<ShardingLevel, String> {
     let names = ShardingLevel::ALL.map(ShardingLevel::name).join(", ");
     ShardingLevel::from_name(name).ok_or_else(|| format!("levels are {names}"))
 }
 
-/// Reads microseconds: none, or more of them, but no more than a second.
+/// Parses microseconds, from none to one second.
 fn microseconds(text: &str) -> Result<Seconds, String> {
     let parsed = text.parse().ok().filter(|microseconds| (0.0..=1e6).contains(microseconds));
     parsed
@@ -155,19 +157,19 @@ fn microseconds(text: &str) -> Result<Seconds, String> {
         .ok_or_else(|| "microseconds from 0 to 1000000".into())
 }
 
-/// What products round their operands to.
+/// The data types that products round their operands to.
 #[derive(Clone, Copy, Args)]
 pub struct RoundingArguments {
     /// Products of float32 numbers run in TF32, as torch.set_float32_matmul_precision("high") allows
     #[arg(long)]
     pub tf32: bool,
-    /// Linear layers of 16 bits run in float8 but for the last, cast as torchao's convert_to_float8_training does
+    /// Linear layers in 16 bits run in float8, except the last, as torchao's convert_to_float8_training converts them
     #[arg(long, conflicts_with = "tf32")]
     pub fp8: bool,
 }
 
 impl RoundingArguments {
-    /// Returns which was asked for.
+    /// Returns the requested rounding.
     pub fn asked(self) -> Rounding {
         if self.tf32 {
             Rounding::Tf32
@@ -179,16 +181,16 @@ impl RoundingArguments {
     }
 }
 
-/// What an optimizer keeps.
+/// The optimizer, by the state that it keeps.
 #[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Optimizer {
-    /// Two numbers beside each parameter
+    /// Two numbers per parameter
     #[default]
     #[value(alias = "adamw")]
     Adam,
-    /// One number beside each parameter
+    /// One number per parameter
     Momentum,
-    /// Nothing
+    /// No state
     Sgd,
 }
 
@@ -203,18 +205,18 @@ impl Optimizer {
 }
 
 impl PlanArguments {
-    /// Refuses counts of nothing.
+    /// Refuses counts of zero.
     pub fn check_counts(&self) -> Result<(), Failure> {
         let counts = [
-            ("--micro-batches is 0; a step has one at least", self.micro_batches == Some(0)),
-            ("--batch is 0; a step has one sample at least", self.batch == Some(0)),
-            ("--stages is 0; a pipeline has one at least", self.stages == Some(0)),
+            ("--micro-batches is 0; a step has at least one", self.micro_batches == Some(0)),
+            ("--batch is 0; a step has at least one sample", self.batch == Some(0)),
+            ("--stages is 0; a pipeline has at least one", self.stages == Some(0)),
         ];
         let wrong = counts.iter().filter(|(_, is_nothing)| *is_nothing);
         wrong.map(|(message, _)| Failure::input(message)).reduce(Failure::and).map_or(Ok(()), Err)
     }
 
-    /// Returns the strategy that was asked for; none to choose the best.
+    /// Returns the requested strategy; `None` to choose the best.
     pub fn strategy(&self) -> Result<Option<Strategy>, Failure> {
         let name = self.strategy.as_str();
         if name.eq_ignore_ascii_case("auto") {
@@ -222,26 +224,26 @@ impl PlanArguments {
         }
         if Method::from_name(name).is_some() {
             return Err(Failure::input(format!(
-                "--strategy {name} splits inside operators of traced models; `plan` alone predicts it"
+                "--strategy {name} splits the operators of traced models; only `plan` predicts it"
             )));
         }
         Strategy::from_name(name).map(Some).ok_or_else(|| {
             let meant = meant(name, strategies(), 3);
             Failure::input(format!("no strategy is called `{name}`{meant}")).with_hint(format!(
-                "strategies are {}; `plan` predicts {}, too",
+                "strategies are {}; `plan` also predicts {}",
                 strategies().join(", "),
                 Method::NAMES.join(" and ")
             ))
         })
     }
 
-    /// Returns what stages are held to: by the plan that is named, and by the other arguments.
+    /// Returns the constraints on stages: those of the given plan, and those of the other arguments.
     fn constraints(&self) -> Result<Constraints, Failure> {
         let mut all = match &self.constraints {
             None => Constraints::default(),
-            Some(path) => plan_file::read(path)?.constraints.ok_or_else(|| {
-                Failure::input("--constraints: the plan was made without any").in_file(path)
-            })?,
+            Some(path) => plan_file::read(path)?
+                .constraints
+                .ok_or_else(|| Failure::input("--constraints: the plan has none").in_file(path))?,
         };
         for (known, own) in
             [(&mut all.keep_together, &self.keep_together), (&mut all.leave_out, &self.leave_out)]
@@ -256,7 +258,7 @@ impl PlanArguments {
         all.recompute.extend(new);
         let always = all.recompute.iter().find(|own| own.policy == RecomputePolicy::Always);
         if let Some(always) = always.filter(|_| self.no_recompute) {
-            return Err(Failure::input(format!("--no-recompute, and --recompute {always}")));
+            return Err(Failure::input(format!("--no-recompute contradicts --recompute {always}")));
         }
         if !(self.cut_at.is_empty() && self.layers.is_empty()) {
             (all.cut_at, all.layers) = (self.cut_at.clone(), self.layers.clone());
@@ -270,7 +272,7 @@ impl PlanArguments {
         Ok(all)
     }
 
-    /// Returns how many samples a micro-batch may have, by the arguments and by what the plan of --constraints allows.
+    /// Returns the allowed micro-batch sizes, by the arguments and by the plan of --constraints.
     fn micro_batch_size(&self, constraints: &Constraints) -> Result<Option<Sizes>, Failure> {
         let kept = constraints.micro_batch_size.map(Sizes::of_constraint);
         let kept = kept.transpose().map_err(|reason| {
@@ -287,9 +289,9 @@ impl PlanArguments {
         })
     }
 
-    /// Takes devices out of the cluster.
+    /// Removes devices from the cluster.
     fn leave_out(&self, patterns: &[String], cluster: &mut Cluster) -> Result<(), Failure> {
-        // A plan's own may be of another cluster.
+        // Patterns of a plan may name devices of another cluster.
         for pattern in &self.leave_out {
             if !cluster.devices.iter().any(|device| matches(pattern, &device.name)) {
                 let names: Vec<&str> =
@@ -304,11 +306,11 @@ impl PlanArguments {
         if cluster.devices.is_empty() { Err(Failure::input("--leave-out leaves no device")) } else { Ok(()) }
     }
 
-    /// Keeps as much of each device's memory clear as is asked for.
+    /// Reserves the requested part of each device's memory.
     fn set_reserves(&self, cluster: &mut Cluster) -> Result<(), Failure> {
         if let Some(share) = self.memory_fraction.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             return Err(Failure::input(format!(
-                "--memory-fraction is {share}; it must be above 0, and 1 at most"
+                "--memory-fraction is {share}; it must be above 0 and at most 1"
             )));
         }
         if self.memory_fraction.is_none() && self.reserve.is_none() {
@@ -326,19 +328,20 @@ impl PlanArguments {
         Ok(())
     }
 
-    /// Charges the host of every device alike: what was asked for, or the most that a type says. The slowest decides a step.
+    /// Charges the same host overhead to every device: the requested one, or the highest of the types. The slowest
+    /// device decides a step.
     fn charge_hosts(&self, cluster: &mut Cluster) {
         let most = cluster.host_overhead();
         let charged = Some(self.host_overhead.unwrap_or(most)).filter(|overhead| overhead.0 > 0.0);
         cluster.types.values_mut().for_each(|type_| type_.host_overhead = charged);
     }
 
-    /// Returns what replicas are to share out: `--strategy fsdp` and its like say it, too.
+    /// Returns the requested sharding level: `--strategy fsdp` and similar names imply it.
     fn sharding(&self) -> Result<Option<ShardingLevel>, Failure> {
         let named = ShardingLevel::from_name(&self.strategy).filter(|level| *level != ShardingLevel::None);
         match (self.sharding, named) {
             (Some(level), Some(named)) if level != named => Err(Failure::input(format!(
-                "--strategy {} shares out {}, --sharding {}",
+                "--strategy {} implies {}, --sharding asks for {}",
                 self.strategy,
                 named.name(),
                 level.name()
@@ -347,7 +350,7 @@ impl PlanArguments {
         }
     }
 
-    /// Turns the arguments into what is asked of the planner; `other` knows the cluster where none is named.
+    /// Turns the arguments into a request to the planner; `other` supplies the cluster if the arguments name none.
     pub fn request(
         &self,
         strategy: Option<Strategy>,
@@ -391,14 +394,14 @@ impl PlanArguments {
     }
 }
 
-/// What devices that share layers hold of values between them.
+/// Which part of the values devices that share layers hold between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SequenceParallelArgument {
-    /// A part of the samples or positions each
+    /// Each a part of the samples or positions
     On,
-    /// All of them
+    /// Each all of them
     Off,
-    /// What serves best
+    /// The faster of the two
     Auto,
 }
 
@@ -412,15 +415,15 @@ impl SequenceParallelArgument {
     }
 }
 
-/// How long to search: what each means, as the help says it.
+/// How long to search; the variants' comments are the help text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EffortArgument {
-    /// The first look alone, between the blocks that the model is made of: about a second
+    /// One pass over the blocks that the model is made of: about a second
     Quick,
-    /// Blocks are opened around the borders of the plans that are found, while that gains: seconds
+    /// Open blocks around the boundaries of the plans found, as long as that gains: seconds
     #[default]
     Normal,
-    /// All of that, and once more with four times as many cuts, moves and simulations; the better plan is kept
+    /// As normal, then once more with four times as many cuts, moves and simulations; the better plan is kept
     Thorough,
 }
 

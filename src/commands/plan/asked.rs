@@ -1,4 +1,4 @@
-//! What the planner is asked of a model on a cluster, and the answer to it.
+//! The planner's question about a model on a cluster, and its answer.
 
 use std::collections::BTreeSet;
 
@@ -31,41 +31,40 @@ use crate::{
     workspace::Workspace,
 };
 
-/// What bounds a stage whose time is the host's.
+/// The bottleneck of a stage whose time is spent on the host.
 const HOST: &str = "host";
 
-/// A model on a cluster, not yet taken apart into blocks.
+/// A model on a cluster, not yet divided into blocks.
 pub(super) struct Question<'a> {
     request: &'a PlanRequest,
     subject: Subject<'a>,
     machine: Machine,
     training: Training,
-    /// What operators take; none where a profile brings its own times.
+    /// Times of operators; `None` for a profile, which has times of its own.
     times: Option<costs::Times>,
-    /// What one micro-batch is, where the model tells.
+    /// The size of one micro-batch, if the model tells it.
     size: Option<StepSize>,
     loss: Option<LossCost>,
-    /// What the forward pass alone takes, where that is planned.
+    /// Costs of the forward pass, if only that is planned.
     forward: Option<Forward>,
-    /// The first operators of the stages but the first, where cuts are given.
+    /// The first operators of the second and later stages, if cuts are given.
     starts: Option<Vec<u32>>,
-    /// Tells models apart: a trace by its code and tensors, whose weights may change, a profile by its file.
+    /// Identifies the model: a trace by its code and tensors, whose weights may change, a profile by its file.
     model: ModelReference,
 }
 
-/// The plan that is written, and what each device's memory consists of at its peak, where the step was simulated.
+/// The plan that is written, and the parts of each device's memory at its peak, if the step was simulated.
 pub struct PlanFile {
     /// The plan.
     pub plan: schema::Plan,
-    /// Bytes that devices send each other in a step, all of them together; none where the step is too large to be simulated in
-    /// passing.
+    /// Bytes that devices send each other in a step, summed; `None` if the step is too large to simulate here.
     pub sent: Option<Bytes>,
     memory: Vec<Vec<MemoryPart>>,
 }
 
-/// A model taken apart into blocks, on a cluster.
+/// A model divided into blocks, on a cluster.
 pub struct Asked {
-    /// What the planner is asked.
+    /// The planner's problem.
     pub problem: Problem,
     size: Option<StepSize>,
     loss: Option<LossCost>,
@@ -73,13 +72,13 @@ pub struct Asked {
     model: ModelReference,
     cluster: Cluster,
     uncertain: Option<(costs::Ends, schema::TimesFrom)>,
-    /// Operators that take time, where the model is made of operators.
+    /// Operators that take time, if the model is made of operators.
     n_operators: Option<u64>,
-    /// Devices that share each layer, where they do.
+    /// The devices that share each layer, if any do.
     groups: Option<Groups>,
-    /// What its stages are held to.
+    /// The constraints on its stages.
     constraints: Constraints,
-    /// The model with micro-batches of its own, where they are not the trace's, and all sizes of them that were tried.
+    /// The model with its micro-batch size, if that is not the trace's, and all sizes that were tried.
     sized: (Option<Workspace>, Vec<MicroBatchSizeTried>),
 }
 
@@ -90,7 +89,7 @@ impl<'a> Question<'a> {
         let (times, digest, size) = match subject {
             Subject::Profile(..) if !request.cost_models.is_empty() => {
                 return Err(Failure::input(
-                    "a profile graph brings its own times; --cost-model is for traced models",
+                    "a profile graph has its own times; --cost-model is for traced models",
                 ));
             }
             Subject::Profile(path, _) => {
@@ -130,7 +129,7 @@ impl<'a> Question<'a> {
         Ok(question)
     }
 
-    /// Returns the grain at which stages can begin where they have to; nothing where cuts are looked for.
+    /// Returns the grain that has a block boundary at each given cut; `None` if cuts are to be searched.
     pub(super) fn given(&self, joined: &BTreeSet<String>) -> Result<Option<Grain>, Failure> {
         let (Some(starts), Some(model), Subject::Model(workspace)) =
             (&self.starts, self.sliceable(), self.subject)
@@ -138,7 +137,7 @@ impl<'a> Question<'a> {
             return Ok(None);
         };
         let found = model.beginning_at(starts, joined);
-        found.map(Some).map_err(|start| constraints::no_border(self.request, &workspace.graph, start))
+        found.map(Some).map_err(|start| constraints::no_boundary(self.request, &workspace.graph, start))
     }
 
     /// Tells whether cuts are given.
@@ -146,7 +145,7 @@ impl<'a> Question<'a> {
         self.starts.is_some()
     }
 
-    /// Holds a plan against its own constraints.
+    /// Checks a plan against its own constraints.
     pub(super) fn check(&self, plan: &schema::Plan) -> Result<(), Failure> {
         match (self.sliceable(), self.subject) {
             (Some(model), Subject::Model(workspace)) => {
@@ -157,7 +156,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Returns the model as far as cutting it is concerned; nothing where its blocks are given.
+    /// Returns the view of the model for cutting; `None` if its blocks are given.
     pub(super) fn sliceable(&self) -> Option<Sliceable<'_>> {
         match (self.subject, &self.times) {
             (Subject::Model(workspace), Some(times)) => Some(sliceable(workspace, times, self.request)),
@@ -165,7 +164,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Returns the seconds that one request takes at the least, wherever the model is cut; none where something else is planned.
+    /// Returns the least seconds that one request takes, wherever the model is cut; `None` for other objectives.
     pub(super) fn longest_path(&self) -> Option<f64> {
         let aim = self.request.inference?.objective;
         let (Subject::Model(workspace), Some(times)) = (self.subject, &self.times) else { return None };
@@ -180,17 +179,17 @@ impl<'a> Question<'a> {
         self.machine.devices.len()
     }
 
-    /// Returns how long the search may take.
+    /// Returns the effort of the search.
     pub(super) fn effort(&self) -> Effort {
         self.request.effort
     }
 
-    /// Returns the number of stages that is asked for.
+    /// Returns the requested number of stages.
     pub(super) fn stages(&self) -> Option<u32> {
         self.request.stages
     }
 
-    /// Takes the model apart.
+    /// Divides the model into blocks.
     pub(super) fn asked(&self, grain: &Grain) -> Asked {
         let (machine, training) = (|| self.machine.clone(), self.training);
         let (problem, uncertain, n_operators) = match (self.subject, &self.times) {
@@ -249,23 +248,23 @@ impl<'a> Question<'a> {
 }
 
 impl Asked {
-    /// Says that each of its devices is a group that shares each layer.
+    /// Records that each of its devices is a group that shares each layer.
     pub(super) fn of_groups(self, groups: Groups) -> Self {
         Self { groups: Some(groups), ..self }
     }
 
-    /// Returns the model that was planned, where it is not the one that was asked about: what one device does where devices share
-    /// layers, the model with other micro-batches.
+    /// Returns the model that was planned, if it is not the requested one: one device's share of it if devices share
+    /// layers, or the model with another micro-batch size.
     pub fn into_own(self) -> Option<Workspace> {
         self.groups.map(|groups| groups.own).or(self.sized.0)
     }
 
-    /// Says with which micro-batches the model was planned, where they are not the trace's, and what else was tried.
+    /// Records the micro-batch size that was planned, if it is not the trace's, and the other sizes tried.
     pub(super) fn of_size(self, model: Option<Workspace>, tried: Vec<MicroBatchSizeTried>) -> Self {
         Self { sized: (model, tried), ..self }
     }
 
-    /// Says which numbers of devices that share each layer were tried.
+    /// Records the tried numbers of devices that share each layer.
     pub(super) fn having_tried(mut self, tried: Vec<schema::SharedTried>) -> Self {
         self.groups.iter_mut().for_each(|groups| groups.having_tried(tried.clone()));
         self
@@ -276,12 +275,12 @@ impl Asked {
         to_plan(&self.problem, solution, &self.cluster, self.model.clone(), PROGRAM)
     }
 
-    /// Returns the samples of one micro-batch, where the model tells.
+    /// Returns the samples of one micro-batch, if the model tells them.
     pub fn samples(&self) -> Option<u64> {
         self.size.as_ref()?.samples
     }
 
-    /// Returns a solution as the plan that is written: with how sure it is, and the simulator's bubble.
+    /// Returns a solution as the plan to write: with its optimality gap and the simulated bubble.
     pub fn file(&self, solution: &Solution) -> PlanFile {
         let mut plan = self.plan(solution);
         plan.micro_batch_size = self.sized.0.as_ref().and_then(|_| self.samples());
@@ -298,7 +297,7 @@ impl Asked {
         {
             *bubble = timeline.bubble();
         }
-        // What devices exchange within layers is part of the stages' own times, and no task of the simulation.
+        // Exchanges within layers are part of the stages' own times, and no task of the simulation.
         let inside = self.groups.as_ref().map_or(0, Groups::exchange_bytes);
         let inside = inside.saturating_mul(u64::from(plan.micro_batches));
         let sent = timeline.as_ref().map(|timeline| Bytes(timeline.sent.saturating_add(inside)));
@@ -309,15 +308,15 @@ impl Asked {
         PlanFile { plan, sent, memory }
     }
 
-    /// Returns samples and tokens a second, and the share of the used devices' peak that the model's own operations are, of a plan
-    /// that takes so long for each micro-batch.
+    /// Returns samples and tokens per second, and the model FLOPs as a share of the used devices' peak, for a plan with
+    /// the given seconds per micro-batch.
     pub fn rates(&self, seconds_each: f64, plan: &schema::Plan) -> Rates {
         let used = plan.stages.iter().flat_map(|stage| &stage.devices).map(String::as_str);
         let used: BTreeSet<&str> = used.collect();
         self.size.as_ref().map(|size| size.rates(seconds_each, &plan.cluster, &used)).unwrap_or_default()
     }
 
-    /// Returns the answer about a solution: its stages, what came next, and what would help.
+    /// Returns the answer for a solution: its stages, the next best, and what would help.
     pub fn answer(
         &self,
         request: &PlanRequest,
@@ -354,7 +353,7 @@ impl Asked {
             let rates = self.rates(solution.seconds_each(), &file.plan);
             answer.samples_per_second = rates.samples;
             (answer.tokens_per_second, answer.mfu) = (rates.tokens, rates.mfu);
-            // Said where more of them would have been tried.
+            // Printed only if the search would have tried more of them.
             let is_free =
                 request.micro_batches.is_none() && request.batch.is_none() && request.inference.is_none();
             let wanted = 8 * problem.machine.devices.len() as u64;
@@ -382,7 +381,7 @@ impl Asked {
         answer
     }
 
-    /// Says what the memory of a stage's fullest device is made of, and how much of it there is.
+    /// Adds to a stage's answer the memory of its fullest device and the parts of it.
     fn set_memory(&self, stage: &mut StageAnswer, file: &PlanFile) {
         let own = || {
             let devices = file.plan.cluster.devices.iter().enumerate();
@@ -400,16 +399,16 @@ impl Asked {
     }
 }
 
-/// Simulates a plan, so that `plan`, `simulate` and `report` say the same of it.
+/// Simulates a plan, so that `plan`, `simulate` and `report` print the same numbers.
 ///
-/// A step too large to be simulated in passing keeps the planner's own sums.
+/// For a step too large to simulate here, the planner's own numbers stay.
 fn simulated(plan: &schema::Plan) -> Option<Timeline> {
     const MOST_OPERATIONS: usize = 300_000;
     let is_small = plan.stages.len() * plan.micro_batches as usize * 3 <= MOST_OPERATIONS;
     if is_small { simulate::timeline(plan).ok() } else { None }
 }
 
-/// Predicts what operators take on the cluster's devices, and tells the machine how fast these are for the model.
+/// Predicts the operators' times on the cluster's devices, and sets the devices' relative speeds for this model.
 fn times(
     workspace: &Workspace,
     request: &PlanRequest,
@@ -417,7 +416,7 @@ fn times(
 ) -> Result<costs::Times, Failure> {
     let Workspace { file: model, graph, costs: operators, .. } = workspace;
     let (cluster, models) = (&request.cluster, &request.cost_models);
-    // Times are for the first device's type; others are faster or slower as a whole.
+    // Times are those of the first device's type; other types scale them by one factor.
     let whole = |name: &str| {
         let figures = cluster.types.get(name)?;
         let times = workspace.times.borrow().iter().find_map(|((of, own, by, rounding), times)| {
@@ -439,12 +438,10 @@ fn times(
     let (mut times, total) = whole(&cluster.devices[0].type_).ok_or_else(missing)?;
     if total <= 0.0 {
         let hint = match model::notes(&model.program).next() {
-            Some(note) => format!("what takes time may be hidden; {note}: trace the model without branches"),
-            None => {
-                "are the shapes right? give others with --input, or trace with `model-analyze trace`".into()
-            }
+            Some(note) => format!("costly operators may be hidden; {note}: trace the model without branches"),
+            None => "check the shapes; set others with --input, or trace with `model-analyze trace`".into(),
         };
-        let failure = Failure::input("no operator is known to take time").in_file(model.path());
+        let failure = Failure::input("no operator has a known cost").in_file(model.path());
         return Err(failure.with_hint(hint));
     }
     for (name, type_) in &cluster.types {
@@ -462,7 +459,7 @@ fn times(
     Ok(times)
 }
 
-/// Returns a model as far as cutting it is concerned, with calls kept whole that are to be.
+/// Returns the view of a model for cutting, with the calls kept whole that the request names.
 fn sliceable<'a>(workspace: &'a Workspace, times: &costs::Times, request: &PlanRequest) -> Sliceable<'a> {
     let whole = |block: &graph::Block| {
         request.constraints.keep_together.iter().any(|pattern| is_meant(pattern, block))
@@ -474,12 +471,12 @@ fn sliceable<'a>(workspace: &'a Workspace, times: &costs::Times, request: &PlanR
     let holds_experts =
         |block: &graph::Block| with_experts.as_ref().is_some_and(|kept| kept.contains(&block.id));
     let model = Sliceable::new(&workspace.graph, &times.seconds).keeping(whole).keeping(holds_experts);
-    // What is always computed again is a block, what never is is no part of a larger one.
+    // A call that is always recomputed is one block; a call that never is may not be part of a larger block.
     let model = model.keeping(with(RecomputePolicy::Always)).opening(with(RecomputePolicy::Always));
     model.opening(with(RecomputePolicy::Never)).opening(pinned)
 }
 
-/// Refuses patterns of calls that there are not.
+/// Refuses patterns that match no call.
 fn check_patterns(workspace: &Workspace, request: &PlanRequest) -> Result<(), Failure> {
     let blocks = &workspace.graph.blocks;
     for pattern in &request.constraints.keep_together {
@@ -499,30 +496,34 @@ fn check_patterns(workspace: &Workspace, request: &PlanRequest) -> Result<(), Fa
     recomputed::check(&request.constraints.recompute, workspace)?;
     match &request.constraints.recompute[..] {
         [own, ..] if request.inference.is_some() => {
-            return Err(Failure::input(format!("--recompute {own}: a forward pass alone keeps nothing")));
+            return Err(Failure::input(format!(
+                "--recompute {own}: a forward pass alone saves no activations"
+            )));
         }
         _ => {}
     }
     match &request.constraints.pin[..] {
         [pin, ..] if request.inference.is_some() => {
-            Err(Failure::input(format!("--pin {pin}: stages of a forward pass alone take no pins"))
-                .with_hint("--cut-at says where they begin, --leave-out which devices have none"))
+            Err(Failure::input(format!("--pin {pin}: a plan of the forward pass alone does not take pins"))
+                .with_hint("--cut-at sets where stages begin, --leave-out excludes devices"))
         }
         _ => Ok(()),
     }
 }
 
-/// Counts the loss on the first device.
+/// Computes the cost of the loss on the first device.
 fn loss(workspace: &Workspace, request: &PlanRequest) -> Option<LossCost> {
     let type_ = request.cluster.types.get(&request.cluster.devices.first()?.type_)?;
     LossCost::of(&workspace.graph, request.loss, type_.memory_bandwidth, type_.copy_slowdown)
 }
 
-/// Returns the micro-batches of a batch of so many samples.
+/// Returns how many micro-batches make up a batch.
 fn shared(batch: u64, samples: Option<u64>) -> Result<u32, Failure> {
     let Some(samples) = samples.filter(|&samples| samples > 0) else {
-        return Err(Failure::input("nothing says how many samples a micro-batch of this model has")
-            .with_hint("--micro-batches counts batches as large as the model's inputs or the profile's"));
+        return Err(Failure::input("the number of samples in a micro-batch of this model is unknown")
+            .with_hint(
+                "use --micro-batches, the number of batches as large as the model's inputs or the profile's",
+            ));
     };
     let count = batch / samples;
     if batch == 0 || !batch.is_multiple_of(samples) {
@@ -531,15 +532,12 @@ fn shared(batch: u64, samples: Option<u64>) -> Result<u32, Failure> {
         return Err(Failure::input(format!(
             "a batch of {batch} cannot be made of micro-batches of {samples}, the size of the model's inputs"
         ))
-        .with_hint(format!(
-            "{} can; another --input or trace has micro-batches of another size",
-            near.join(" or ")
-        )));
+        .with_hint(format!("{} can; other sizes need another --input or trace", near.join(" or "))));
     }
     u32::try_from(count).map_err(|_| Failure::input(format!("--batch {batch} is too large")))
 }
 
-/// Tells whether most of the time is the host's, which calls operators one by one while the device waits.
+/// Tells whether most of the time is spent on the host, which calls operators one by one while the device waits.
 fn is_bound_by_host(times: Option<&schema::TimesFrom>) -> bool {
     let share = |times: &schema::TimesFrom| times.shares.get(TimeSource::Host.name()).copied();
     times.and_then(share).is_some_and(|share| share > 0.5)
@@ -615,7 +613,7 @@ fn answer_of(
         lower_bound_seconds: solution.lower_bound,
         gap: solution.gap(),
         optimal: solution.is_optimal(),
-        // Nothing is looked for where cuts are given.
+        // No cuts are searched if they are given.
         blocks: problem
             .begins
             .is_none()
@@ -637,7 +635,7 @@ fn answer_of(
     }
 }
 
-/// Returns by which share something is more than another; a model without known work takes no time at all.
+/// Returns by which share one number exceeds another; a model without known work takes no time at all.
 fn more(one: f64, other: f64) -> f64 {
     if one == other { 0.0 } else { one / other - 1.0 }
 }

@@ -15,10 +15,10 @@ pub(super) fn cluster_failure(error: ClusterError) -> Failure {
             format!("did you mean {}?", unknown.similar.join(" or "))
         }
         ClusterError::UnknownType(unknown) if unknown.name.chars().all(|c| c.is_ascii_digit()) => {
-            format!("say of which: {}xh100; `model-analyze devices` lists what is known", unknown.name)
+            format!("name a type: {}xh100; `model-analyze devices` lists those known", unknown.name)
         }
         ClusterError::UnknownType(_) => {
-            "`model-analyze devices` lists what is known; describe others under `types` in a cluster file"
+            "`model-analyze devices` lists the known types; describe others under `types` in a cluster file"
                 .to_string()
         }
         ClusterError::Short { .. } => "write 4xh100, 2x8xa100 or 4xa100+4xv100".to_string(),
@@ -27,7 +27,7 @@ pub(super) fn cluster_failure(error: ClusterError) -> Failure {
     Failure::input(error).with_hint(hint)
 }
 
-/// Returns the cluster of `--devices` or `--cluster`; devices of the user's cost models are known by their names.
+/// Returns the cluster of `--devices` or `--cluster`; device types of the user's cost models may be named too.
 pub fn named(
     devices: Option<&str>,
     file: Option<&Path>,
@@ -48,7 +48,7 @@ pub fn named(
     cluster.map(Some)
 }
 
-/// Makes a cluster of `--machines`, `--bandwidth` and `--memory`.
+/// Makes a cluster from `--machines`, `--bandwidth` and `--memory`.
 pub fn machines(counts: &[u32], bandwidths: &[f64], memory: Option<f64>) -> Result<Cluster, Failure> {
     if counts.is_empty() {
         return Err(Failure::input("a plan needs a cluster: --devices 4xh100, or --cluster FILE")
@@ -64,7 +64,9 @@ pub fn machines(counts: &[u32], bandwidths: &[f64], memory: Option<f64>) -> Resu
     }
     let total: u64 = counts.iter().map(|&count| u64::from(count)).fold(1, u64::saturating_mul);
     if total == 0 || total > 100_000 {
-        return Err(Failure::input(format!("--machines come to {total}; 1 to 100000 can be planned for")));
+        return Err(Failure::input(format!(
+            "--machines describes {total} machines; 1 to 100000 are supported"
+        )));
     }
     let type_ = DeviceType {
         memory: Bytes(memory.unwrap_or(16e9).clamp(1.0, 1e18) as u64),

@@ -1,4 +1,4 @@
-//! `plan GRAPH.txt --compat pipedream`: what the released optimizer would say.
+//! `plan GRAPH.txt --compat pipedream`: the plan of the released optimizer.
 
 use peers::{CompatPlan, CompatQuestion, compat_plan};
 use schema::{BytesPerSecond, PipedreamProfile, PlanAnswer, StageAnswer};
@@ -82,14 +82,14 @@ fn why(found: &CompatPlan) -> String {
     let replicas: Vec<String> = found.stages.iter().map(|stage| stage.replicas.to_string()).collect();
     let compressed = match found.compressed {
         Some(n_nodes) => format!(
-            " The graph is too wide for it as it stands: its branches were compressed to one node each, which leaves {n_nodes} \
-             nodes, as the authors' tool does."
+            " The graph is too wide for that optimizer: each branch was compressed to one node, which leaves {n_nodes} \
+             nodes, as with the authors' tool."
         ),
         None => String::new(),
     };
     format!(
         "Configuration {}, {:.2} times as fast as data parallelism by the same objective. This is the released optimizer's \
-         optimum over {} states, its quirks included; --strategy pipedream corrects them.{compressed}",
+         optimum over {} states, including its quirks; --strategy pipedream corrects them.{compressed}",
         replicas.join("-"),
         found.data_parallel / found.period,
         found.n_states

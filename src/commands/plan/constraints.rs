@@ -1,4 +1,4 @@
-//! Where cuts have to lie: `--cut-at` and `--layers`, and what a plan's own `constraints` hold it to.
+//! Given cuts: `--cut-at`, `--layers`, and the `constraints` of a plan.
 
 use graph::{BlockId, Item, Level, ModelGraph};
 use indexmap::IndexMap;
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{failure::Failure, nearest::meant};
 
-/// Returns the first operator of each stage but the first, where cuts are given.
+/// Returns the first operators of the second and later stages, if cuts are given.
 pub(super) fn starts(
     model: &Sliceable<'_>,
     graph: &ModelGraph,
@@ -21,7 +21,7 @@ pub(super) fn starts(
 ) -> Result<Option<Vec<u32>>, Failure> {
     if !(asked.layers.is_empty() || asked.cut_at.is_empty()) {
         return Err(Failure::input(
-            "constraints have both `cut_at` and `layers`; one of them says where cuts lie",
+            "the constraints have both `cut_at` and `layers`; only one of them may set the cuts",
         ));
     }
     if !asked.layers.is_empty() {
@@ -62,10 +62,10 @@ pub(super) fn starts(
     Ok(Some(found.into_iter().map(|(start, _)| start).collect()))
 }
 
-/// Returns the first operators of stages that have so many of the model's repeated blocks each.
+/// Returns the first operators of stages with the given numbers of the model's repeated blocks.
 fn by_layers(graph: &ModelGraph, layers: &[u32]) -> Result<Vec<u32>, Failure> {
     if layers.contains(&0) {
-        return Err(Failure::input("--layers: a stage has one block at the least"));
+        return Err(Failure::input("--layers: a stage has at least one block"));
     }
     let mut by_class: IndexMap<&str, Vec<BlockId>> = IndexMap::new();
     for item in graph.level(Level::Block) {
@@ -73,7 +73,7 @@ fn by_layers(graph: &ModelGraph, layers: &[u32]) -> Result<Vec<u32>, Failure> {
             by_class.entry(&graph.block(block).class).or_default().push(block);
         }
     }
-    // Embeddings may be as many as layers; what does most of the work is meant.
+    // The model may have as many embeddings as layers; choose the blocks that do most of the work.
     let operators =
         |blocks: &Vec<BlockId>| blocks.iter().map(|&block| graph.block(block).operators.len()).sum::<usize>();
     let repeated = by_class.into_values().filter(|blocks| blocks.len() > 1).max_by_key(operators);
@@ -84,11 +84,11 @@ fn by_layers(graph: &ModelGraph, layers: &[u32]) -> Result<Vec<u32>, Failure> {
     let kind = &graph.block(repeated[0]).kind;
     let sum: u64 = layers.iter().map(|&count| u64::from(count)).sum();
     if sum != repeated.len() as u64 {
-        let message = format!("--layers come to {sum}, the model has {} blocks of {kind}", repeated.len());
+        let message = format!("--layers sums to {sum}, the model has {} blocks of {kind}", repeated.len());
         let failure = Failure::input(message);
         return Err(match shared(repeated.len(), layers.len()) {
-            Some(near) => failure.with_hint(format!("--layers {near} would do")),
-            None => failure.with_hint(format!("{} stages at the most have one each", repeated.len())),
+            Some(near) => failure.with_hint(format!("--layers {near} fits")),
+            None => failure.with_hint(format!("at most {} stages have one each", repeated.len())),
         });
     }
     let mut before = 0;
@@ -99,7 +99,7 @@ fn by_layers(graph: &ModelGraph, layers: &[u32]) -> Result<Vec<u32>, Failure> {
     Ok(ends.collect())
 }
 
-/// Shares blocks out as evenly as can be; nothing where there are fewer than stages.
+/// Shares blocks out as evenly as possible; `None` if there are fewer blocks than stages.
 fn shared(blocks: usize, stages: usize) -> Option<String> {
     if stages > blocks {
         return None;
@@ -108,8 +108,8 @@ fn shared(blocks: usize, stages: usize) -> Option<String> {
     Some(counts.map(|count| count.to_string()).collect::<Vec<_>>().join(","))
 }
 
-/// Says that stages cannot begin at an operator.
-pub(super) fn no_border(request: &PlanRequest, graph: &ModelGraph, start: u32) -> Failure {
+/// Explains why no stage can begin at an operator.
+pub(super) fn no_boundary(request: &PlanRequest, graph: &ModelGraph, start: u32) -> Failure {
     let kept = graph.blocks.iter().find(|block| {
         let is_kept = request.constraints.keep_together.iter().any(|pattern| is_meant(pattern, block));
         is_kept && block.operators.contains(&start) && block.operators.start < start
@@ -122,7 +122,7 @@ pub(super) fn no_border(request: &PlanRequest, graph: &ModelGraph, start: u32) -
         let mut calls = graph.blocks.iter().filter(|block| is_meant(&own.calls, block));
         if let Some(call) = calls.find(is_again) {
             return Failure::input(format!(
-                "a stage is to begin inside `{}`, which --recompute {own} computes again as one",
+                "a stage is to begin inside `{}`, which --recompute {own} recomputes as one unit",
                 call.path
             ))
             .with_hint(format!("--cut-at {} cuts before it", call.path));
@@ -140,9 +140,9 @@ pub(super) fn no_border(request: &PlanRequest, graph: &ModelGraph, start: u32) -
     }
 }
 
-/// Holds a plan against its own constraints: what somebody has edited may break them.
+/// Checks a plan against its own constraints: an edit may break them.
 ///
-/// Its micro-batches have so many samples, where the model tells.
+/// `samples` is the size of its micro-batches, if the model tells it.
 pub(super) fn check(
     model: &Sliceable<'_>,
     graph: &ModelGraph,
@@ -151,7 +151,7 @@ pub(super) fn check(
 ) -> Result<(), Failure> {
     let Some(constraints) = &plan.constraints else { return Ok(()) };
     let wrong = |message: String| {
-        Err(Failure::input(message).with_hint("change the stages, or what `constraints` of the plan says"))
+        Err(Failure::input(message).with_hint("change the stages or the plan's `constraints`"))
     };
     if let (Some(allowed), Some(samples)) = (constraints.micro_batch_size, samples) {
         match Sizes::of_constraint(allowed) {
@@ -166,7 +166,7 @@ pub(super) fn check(
     }
     for device in plan.stages.iter().flat_map(|stage| &stage.devices) {
         if let Some(pattern) = constraints.leave_out.iter().find(|pattern| matches(pattern, device)) {
-            return wrong(format!("a stage stands on {device}, which `leave_out: {pattern}` leaves out"));
+            return wrong(format!("a stage is on {device}, which `leave_out: {pattern}` excludes"));
         }
     }
     pins::kept(model, graph, plan)?;
@@ -206,7 +206,7 @@ pub(super) fn check(
         Some(index) => {
             let name = |start: u32| graph.block(graph.operators[start as usize].block).path.clone();
             wrong(format!(
-                "stage {} begins in `{}`, the constraints let it begin in `{}`",
+                "stage {} begins in `{}`, the constraints begin it in `{}`",
                 index + 1,
                 name(begins[index]),
                 name(given[index])

@@ -10,28 +10,28 @@ use schema::{Band, Plan, Seconds, TimesFrom};
 
 use crate::failure;
 
-/// How times say what products round their operands to.
+/// How an answer words the rounding of products.
 const ROUNDED: [(Rounding, &str); 3] = [
     (Rounding::Own, ""),
     (Rounding::Tf32, ", products in TF32"),
     (Rounding::Float8, ", linear layers in float8"),
 ];
 
-/// What operators take, by operator.
+/// Times per operator.
 #[derive(Clone)]
 pub struct Times {
-    /// What is most likely.
+    /// The most likely times.
     pub seconds: Vec<OperatorSeconds>,
-    /// The whole model's lower and upper end, dealt out to operators in proportion to their own bands.
+    /// The whole model's lower and upper end, distributed over operators in proportion to their own bands.
     pub ends: [Vec<OperatorSeconds>; 2],
-    /// Where they come from.
+    /// Their source.
     pub from: TimesFrom,
 }
 
-/// A problem at the lower and upper end of its times.
+/// The problem with times at their lower end, and at their upper end.
 pub struct Ends(pub [Problem; 2]);
 
-/// Returns how a model is run, and says where a device cannot run it so.
+/// Returns the options of prediction for a rounding, with a note if the device does not support it.
 pub fn options(rounding: Rounding, model: &CostModel) -> PredictOptions {
     let has = |name: &str| model.figures.peak.contains_key(name);
     let rounding = match rounding {
@@ -48,12 +48,12 @@ pub fn options(rounding: Rounding, model: &CostModel) -> PredictOptions {
     PredictOptions { rounding, ..PredictOptions::default() }
 }
 
-/// Returns how the model of a plan is run, by what the plan says of its times.
+/// Returns the options of prediction that a plan's times were made with.
 pub fn options_of(times: &TimesFrom) -> PredictOptions {
     PredictOptions { rounding: rounding_of(times), ..PredictOptions::default() }
 }
 
-/// Returns what products round their operands to, by what a plan says of its times.
+/// Returns the rounding of products that a plan's times were made with.
 pub fn rounding_of(times: &TimesFrom) -> Rounding {
     let is_said = |(rounding, words): &&(Rounding, &str)| {
         *rounding != Rounding::Own && times.cost_model.ends_with(words)
@@ -61,7 +61,7 @@ pub fn rounding_of(times: &TimesFrom) -> Rounding {
     ROUNDED.iter().find(is_said).map_or(Rounding::Own, |(rounding, _)| *rounding)
 }
 
-/// Predicts seconds by operator.
+/// Predicts seconds per operator.
 pub fn times(
     graph: &ModelGraph,
     costs: &OperatorCosts,
@@ -72,7 +72,7 @@ pub fn times(
     let ids = || (0..graph.operators.len() as u32).map(OperatorId);
     let seconds = ids().map(|id| parts(&predicted, id).map(|part| part.seconds)).map(in_seconds).collect();
     let end = |of: fn(&Estimate) -> f64| {
-        // Errors of operators are not all common: the whole is more certain than its parts.
+        // Operators' errors are partly independent: the total is more certain than its parts.
         let total = predicted.total();
         let whole = cost_model::combine([total.forward, total.backward()].into_iter());
         let apart: f64 =
@@ -89,7 +89,8 @@ pub fn times(
 }
 
 impl Times {
-    /// Adds exchanges, there and back, that compute waits for. Links err otherwise than devices, and are taken to be sure.
+    /// Adds the blocking exchanges of the forward and the backward pass. Errors of links are independent of devices'
+    /// and are neglected.
     pub fn add(&mut self, exchanges: &BTreeMap<OperatorId, (f64, f64)>) {
         for (operator, (forward, backward)) in exchanges {
             let [low, high] = &mut self.ends;
@@ -103,7 +104,7 @@ impl Times {
 }
 
 impl Ends {
-    /// Says how uncertain a plan is: scored again with all times at their lower and at their upper end.
+    /// Sets the band of a plan: scores it again with all times at their lower and at their upper end.
     pub fn set_bands(&self, problem: &Problem, plan: &mut Plan) {
         let score = |problem: &Problem| {
             let solution = check_plan(problem, plan).ok()?;
@@ -145,7 +146,7 @@ fn in_seconds([forward, input_gradient, weight_gradient]: [f64; 3]) -> OperatorS
     OperatorSeconds { forward, input_gradient, weight_gradient }
 }
 
-/// Says where times come from, by their share.
+/// Describes the sources of times, with their shares.
 pub fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph, options: &PredictOptions) -> TimesFrom {
     let mut by_source: IndexMap<TimeSource, f64> = IndexMap::new();
     for index in 0..graph.operators.len() as u32 {

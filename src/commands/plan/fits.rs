@@ -1,8 +1,8 @@
-//! Whether a question with something changed has a plan.
+//! Whether a changed problem has a plan.
 
 use partitioner::{Problem, Strategy};
 
-/// Tells whether a strategy has a plan that fits, the one that was asked for or any that serves.
+/// Tells whether the requested strategy, or any if none is requested, has a plan that fits.
 pub(super) fn fits(problem: &Problem, asked: Option<Strategy>) -> bool {
     match asked {
         Some(asked) => partitioner::fits(problem, asked),

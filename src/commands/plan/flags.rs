@@ -1,4 +1,4 @@
-//! The flags of `plan`, and the request that they make.
+//! The flags of `plan`, and the request made of them.
 
 use std::path::PathBuf;
 
@@ -31,37 +31,37 @@ pub struct Plan {
     pub(super) asking: PlanArguments,
     #[command(flatten)]
     pub(super) aim: ObjectiveArguments,
-    /// Add transfers to compute instead of overlapping them
+    /// Add transfer times to compute times instead of overlapping them
     #[arg(long)]
     pub(super) no_overlap: bool,
-    /// Reproduce another planner's objective, quirks included
+    /// Reproduce another planner's objective, including its quirks
     #[arg(long, value_enum)]
     pub(super) compat: Option<Compat>,
     /// Machines at each level, innermost first: 8,2 [profile graphs and workloads]
     #[arg(long, value_delimiter = ',', value_name = "N,…", conflicts_with_all = ["devices", "cluster"])]
     pub(super) machines: Vec<u32>,
-    /// Bytes a second at each level, innermost first: 30e9,3.125e9 [profile graphs and workloads]
+    /// Bytes per second at each level, innermost first: 30e9,3.125e9 [profile graphs and workloads]
     #[arg(long, value_delimiter = ',', value_name = "B,…", conflicts_with_all = ["devices", "cluster"])]
     pub(super) bandwidth: Vec<f64>,
     /// Bytes of memory of each machine [profile graphs and workloads]
     #[arg(long, value_name = "BYTES", conflicts_with_all = ["devices", "cluster"])]
     pub(super) memory: Option<f64>,
-    /// Count the time of moving activations [--compat pipedream]
+    /// Count the time of transferring activations [--compat pipedream]
     #[arg(long)]
     pub(super) activation_transfer: bool,
-    /// No replicated stages [--compat pipedream]
+    /// Do not replicate stages [--compat pipedream]
     #[arg(long)]
     pub(super) straight: bool,
-    /// Compare with every strategy, cuts by hand and pipelines without an end among them
+    /// Compare with every strategy, including rule-of-thumb cuts and pipelines without a flush
     #[arg(long, conflicts_with = "check")]
     pub(super) compare: bool,
     /// Score this plan instead of making one
     #[arg(long, value_name = "PLAN")]
     pub(super) check: Option<PathBuf>,
-    /// Where the plan goes
+    /// File to write the plan to
     #[arg(short, long, value_name = "PLAN", conflicts_with = "check")]
     pub(super) output: Option<PathBuf>,
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub(super) format: Format,
 }
@@ -74,14 +74,14 @@ pub(super) enum Compat {
 }
 
 impl Plan {
-    /// Returns what the arguments ask for, and the plan that is to be checked.
+    /// Returns the request, and the plan to check.
     pub(super) fn request(
         &self,
         strategy: Option<Strategy>,
     ) -> Result<(PlanRequest, Option<schema::Plan>), Failure> {
         let given = self.check.as_deref().map(plan_file::read).transpose()?;
         let request = self.asking.request(strategy, || match &given {
-            // A plan brings its cluster along.
+            // A plan contains its cluster.
             Some(given) if self.machines.is_empty() => Ok(given.cluster.clone()),
             _ => clusters::machines(&self.machines, &self.bandwidth, self.memory),
         })?;
@@ -89,7 +89,7 @@ impl Plan {
             (Some(path), None) | (None, Some(path)) => Some(path.clone()),
             _ => None,
         };
-        // A plan says itself what it is for.
+        // A plan states its own objective.
         let inference = match &given {
             Some(given) => given.inference,
             None => self.aim.of_trace()?,
@@ -100,7 +100,7 @@ impl Plan {
         Ok((request, given))
     }
 
-    /// Returns the name of the model for messages.
+    /// Returns the model's name for messages.
     #[cfg(feature = "peers")]
     pub(super) fn model_name(&self) -> String {
         super::subject::name_of(&self.model)

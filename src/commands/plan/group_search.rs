@@ -1,4 +1,4 @@
-//! The best plan where groups of devices share each layer: planned with as one device each.
+//! The best plan where groups of devices share each layer: each group is planned as one device.
 
 use partitioner::{Planned, Solution};
 use schema::{ShardingLevel, SharedTried};
@@ -18,10 +18,10 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The most devices that share a layer where the number is chosen: what fast links join.
+/// The most devices per layer when the number is chosen: those that fast links join.
 const MOST: u32 = 8;
 
-/// Plans a model whose layers so many devices share.
+/// Plans a model whose layers are shared by the given number of devices.
 pub(super) fn planned_by(
     whole: &Workspace,
     request: &PlanRequest,
@@ -29,11 +29,11 @@ pub(super) fn planned_by(
     way: Way<'_>,
 ) -> Result<(Asked, Planned), Unplanned> {
     if let Some(pin) = pins::to_devices(&request.constraints.pin) {
-        let message = format!("--pin {pin}: devices that share layers have them all, and none of its own");
+        let message = format!("--pin {pin}: devices that share layers cannot be pinned one by one");
         return Err(Failure::input(message).with_hint("pin to a stage instead").into());
     }
     let (groups, cluster) = Groups::of(whole, request, degree, way)?;
-    // Replicas of what is shared keep all of it.
+    // Replicas of a shared stage keep all of its state.
     let sharding = request.sharding.or(Some(ShardingLevel::None));
     let alone = PlanRequest {
         cluster,
@@ -51,19 +51,21 @@ pub(super) fn planned_by(
         match position {
             Some(position) => std::mem::swap(&mut solved.best, &mut solved.others[position]),
             None => failure::note(
-                "train.py does not run this plan: stages that devices share have as many replicas each",
+                "train.py cannot run this plan: it needs the same number of replicas for every shared stage",
             ),
         }
     }
     Ok((asked.of_groups(groups), solved))
 }
 
-/// Tells whether `train.py` runs a plan whose layers devices share: with as many replicas of each stage.
+/// Tells whether `train.py` can run a plan whose layers devices share: it needs the same number of replicas for every
+/// stage.
 fn runs(solution: &Solution) -> bool {
     solution.stages.windows(2).all(|pair| pair[0].run.count == pair[1].run.count)
 }
 
-/// Plans a model with each number of devices that may share its layers, and keeps the fastest; `first` is the plan without.
+/// Plans a model with each possible number of devices per layer, and keeps the fastest plan; `first` is the plan
+/// without sharing.
 pub(super) fn planned_best(
     whole: &Workspace,
     request: &PlanRequest,

@@ -1,4 +1,4 @@
-//! Groups of devices that share each layer: planned with as one device each, written with all members.
+//! Groups of devices that share each layer: planned as one device each, written with all members.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,23 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Who shares what.
+/// The groups and their members.
 pub(super) struct Groups {
     answer: SharedAnswer,
-    /// Members by the first of them.
+    /// Members of each group, by its first one.
     members: BTreeMap<String, Vec<String>>,
-    /// What one device of a group does.
+    /// One device's share of the model.
     pub(super) own: Workspace,
     /// All devices.
     cluster: Cluster,
     cuts: IndexMap<String, Cut>,
     sequence_parallel: Option<SequenceParallel>,
-    /// Bytes of the exchanges of a micro-batch, there and back, all devices together.
+    /// Bytes of a micro-batch's exchanges in both passes, over all devices.
     exchange_bytes: u64,
 }
 
 impl Groups {
-    /// Returns the groups of so many devices, and a cluster with a device for each of them.
+    /// Returns the groups of the given size, and a cluster with one device per group.
     pub(super) fn of(
         whole: &Workspace,
         request: &PlanRequest,
@@ -60,7 +60,7 @@ impl Groups {
         Ok((Self { answer, members, own, cluster: all, cuts, sequence_parallel, exchange_bytes }, cluster))
     }
 
-    /// Says which other numbers of devices were tried.
+    /// Records the other group sizes that were tried.
     pub(super) fn having_tried(&mut self, tried: Vec<SharedTried>) {
         self.answer.tried = tried;
     }
@@ -70,12 +70,12 @@ impl Groups {
         self.answer.degree
     }
 
-    /// Returns the bytes of the exchanges of a micro-batch, all devices together.
+    /// Returns the bytes of a micro-batch's exchanges over all devices.
     pub(super) fn exchange_bytes(&self) -> u64 {
         self.exchange_bytes
     }
 
-    /// Returns what is said of it.
+    /// Returns the part of the answer about sharing.
     pub(super) fn answer(&self) -> SharedAnswer {
         self.answer.clone()
     }
@@ -85,14 +85,14 @@ impl Groups {
         self.members.get(leader).into_iter().flatten().map(String::as_str)
     }
 
-    /// Names all devices in a plan of groups, and what they share.
+    /// Replaces groups in a plan by their devices, and adds the cuts of shared parameters.
     pub(super) fn expand(&self, plan: &mut Plan) {
         let all = |leaders: &[String]| -> Vec<String> {
             leaders.iter().flat_map(|leader| self.members(leader)).map(str::to_string).collect()
         };
         for stage in &mut plan.stages {
             stage.devices = all(&stage.devices);
-            // Exchanges are in the stage's own times, each where it stands.
+            // Exchanges are in the stage's own times, each at its place.
             stage.tensor_parallel =
                 Some(TensorParallel { degree: self.answer.degree, all_reduce: Bytes(0), per_pass: 0 });
         }

@@ -1,4 +1,4 @@
-//! The forward pass alone: what operators hold, keys and values that generation keeps, and what is said of them.
+//! The forward pass alone: memory of operators, keys and values that generation keeps, and the answer about them.
 
 use graph::{ModelGraph, OperatorId};
 use partitioner::{ForwardOnly, Problem, Solution, cache_growth};
@@ -6,23 +6,23 @@ use schema::{Bytes, Inference, InferenceAnswer, KvCacheAnswer, MemoryPart};
 
 use crate::failure::Failure;
 
-/// What the forward pass of a model takes.
+/// Costs of a model's forward pass.
 #[derive(Clone)]
 pub(super) struct Forward {
     inference: Inference,
-    /// Of each operator.
+    /// Per operator.
     pub(super) operators: ForwardOnly,
     /// Attentions that keep keys and values.
     attentions: u64,
-    /// Bytes that they keep of one position of all sequences of a micro-batch.
+    /// Bytes that they keep per position, over all sequences of a micro-batch.
     bytes_per_position: u64,
 }
 
 impl Forward {
-    /// Looks for keys and values where they are to be kept.
+    /// Finds the attentions whose keys and values are to be kept.
     ///
     /// # Errors
-    /// When there are none.
+    /// If there are none.
     pub(super) fn of(graph: &ModelGraph, inference: Inference) -> Result<Self, Failure> {
         let mut operators =
             ForwardOnly { alive: graph::forward_memory(graph), caches: vec![0; graph.operators.len()] };
@@ -42,7 +42,7 @@ impl Forward {
         Ok(Self { inference, operators, attentions, bytes_per_position })
     }
 
-    /// Returns what is said of a plan; `samples` are those of a micro-batch.
+    /// Returns the answer about a plan; `samples` are those of a micro-batch.
     pub(super) fn answer(
         &self,
         problem: &Problem,
@@ -56,7 +56,7 @@ impl Forward {
                 attentions: self.attentions,
                 bytes_per_token: Bytes(self.bytes_per_position / samples.unwrap_or(1).max(1)),
                 sequences: samples.map(|samples| samples * u64::from(solution.micro_batches)),
-                // Sums are rounded: no token more than is certain.
+                // Sums are rounded down: every token counted fits.
                 most_tokens: growth
                     .map(|growth| ((tokens as f64 * growth * (1.0 - 1e-12)) as u64).max(tokens)),
             }
@@ -65,7 +65,7 @@ impl Forward {
     }
 }
 
-/// Seconds along the longest path from operator to operator.
+/// Returns the seconds along the longest path of operators.
 pub(super) fn longest_path(graph: &ModelGraph, seconds: impl Fn(usize) -> f64) -> f64 {
     let mut ends = vec![0.0_f64; graph.operators.len()];
     let mut longest = 0.0_f64;
@@ -79,7 +79,7 @@ pub(super) fn longest_path(graph: &ModelGraph, seconds: impl Fn(usize) -> f64) -
     longest
 }
 
-/// Names the parts of each device's memory as a forward pass has them.
+/// Renames the parts of each device's memory for a forward pass.
 pub(super) fn renamed(mut memory: Vec<Vec<MemoryPart>>) -> Vec<Vec<MemoryPart>> {
     for part in memory.iter_mut().flatten() {
         match part.name.as_str() {

@@ -1,4 +1,4 @@
-//! What a MODEL argument is: told by its first bytes, not by its name.
+//! The kind of a MODEL argument, recognised by its first bytes, not by its name.
 
 use std::{ops::Range, path::Path};
 
@@ -11,7 +11,7 @@ use crate::{
     files::{self, Opened},
 };
 
-/// What there is to plan.
+/// The kinds of input.
 pub enum Input {
     /// A profile graph.
     Pipedream(PipedreamProfile),
@@ -19,24 +19,24 @@ pub enum Input {
     DnnPartitioning(DnnWorkload),
     /// A workload of Piper.
     Piper(PiperWorkload),
-    /// A traced model, open and still to be read.
+    /// A traced model, opened but not yet read.
     Trace(Opened),
 }
 
 impl Input {
-    /// Reads a profile or workload; leaves a trace where it is.
+    /// Reads a profile or workload; a trace is only opened.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let file = files::open(path)?;
         let start = file.start(2)?;
         if start.is_empty() {
             return Err(crate::model::trace_failure(path, &tracer::TraceError::Empty));
         }
-        // Archives are zip files; everything else that we plan from is text.
+        // Archives are zip files; all other inputs are text.
         if start == b"PK" {
             return Ok(Self::Trace(file));
         }
         let name = path.display().to_string();
-        // What is neither is best explained by the reader of archives.
+        // A file that is neither gets the best message from the reader of archives.
         let Some(text) = file.text()? else { return Ok(Self::Trace(file)) };
         let text = text.as_str();
         let failure = |error| failure_of(&name, text, error);
@@ -50,14 +50,14 @@ impl Input {
             return Ok(Self::Pipedream(PipedreamProfile::from_text(text).map_err(failure)?));
         }
         if text.trim_start().starts_with('{') {
-            let failure = Failure::input(format!("{name}: JSON of no known workload"));
+            let failure = Failure::input(format!("{name}: this JSON is not a known workload"));
             return Err(failure.with_hint("dnn-partitioning has `maxFPGAs`, Piper has `TMPCs`"));
         }
         Ok(Self::Trace(file))
     }
 }
 
-/// Shows a wrong profile with its place.
+/// Shows the place of an error in a profile.
 fn failure_of(name: &str, text: &str, error: ProfileGraphError) -> Failure {
     let failure = Failure::input(format!("{name}: {error}"));
     let failure = match &error.place {
@@ -69,7 +69,7 @@ fn failure_of(name: &str, text: &str, error: ProfileGraphError) -> Failure {
     };
     match error.fault {
         ProfileGraphFault::Cycle(_) => {
-            failure.with_hint("a model's layers form no cycle; take one of these edges out")
+            failure.with_hint("a model's layers form no cycle; remove one of these edges")
         }
         ProfileGraphFault::Disconnected(..) => {
             failure.with_hint("plan each part by itself, or add the missing edge")
@@ -81,7 +81,7 @@ fn failure_of(name: &str, text: &str, error: ProfileGraphError) -> Failure {
     }
 }
 
-/// Finds the place that a JSON message names: `… at line 3 column 7`.
+/// Returns the position in a JSON message: `… at line 3 column 7`.
 fn json_place(text: &str, fault: &ProfileGraphFault) -> Option<Range<usize>> {
     let ProfileGraphFault::Json(message) = fault else { return None };
     let (_, place) = message.rsplit_once(" at line ")?;

@@ -1,7 +1,7 @@
-//! What no cut may part: where the stages of a plan could not be written, it is found which blocks have to stay together.
+//! Blocks that no cut may separate: found if the stages of a plan cannot be written.
 //!
-//! Most models can be cut before any of their blocks, so this is asked only of a plan that fails: a module that is called
-//! twice and counts its batches, a tensor that is written to in place, a list that would have to travel.
+//! Most models can be cut before any of their blocks, so this runs only for a plan that fails: a module that is called
+//! twice and counts its batches, a tensor that is written to in place, a list that would have to be transferred.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use codegen::{CutOptions, Names, Skips, Tied};
 use partitioner::{Problem, Solution};
 use tracer::Program;
 
-/// Cuts tried at most: each takes some milliseconds.
+/// The most cuts that are tried: each takes some milliseconds.
 const MAX_CUTS: usize = 400;
 
-/// Blocks that have to stay with those before them.
+/// Blocks that must be in one stage with those before them.
 pub struct Inseparable {
     /// Their paths.
     pub paths: BTreeSet<String>,
@@ -21,7 +21,7 @@ pub struct Inseparable {
 }
 
 impl Inseparable {
-    /// Finds them where a plan's stages cannot be written; nothing where they can, or where joining blocks would not help.
+    /// Returns them if a plan's stages cannot be written; `None` if they can be, or if joining blocks would not help.
     pub fn of(program: &Program, problem: &Problem, solution: &Solution) -> Option<Self> {
         let names = Names::new(program);
         let options = CutOptions { skips: Skips::Relay, tied: Tied::Replicate };
@@ -43,7 +43,7 @@ impl Inseparable {
         let mut paths: BTreeSet<String> =
             later.iter().map(|block| &block.path).filter(|path| is_part(path)).cloned().collect();
         if paths.is_empty() {
-            // Wrong is then what blocks out of the trace's order do to each other.
+            // Then the cause is the dependencies of blocks that are out of the trace's order.
             let mut stages = vec![0; problem.blocks.len()];
             for (index, stage) in solution.stages.iter().enumerate() {
                 stage.blocks.iter().for_each(|&block| stages[block] = index);
@@ -56,10 +56,10 @@ impl Inseparable {
     }
 }
 
-/// Returns the places, but the first of each run, between which a later number stands before an earlier one.
+/// Returns the positions, except the first of each run, between which a later number precedes an earlier one.
 fn tangled(stages: &[usize]) -> BTreeSet<usize> {
     let mut places = BTreeSet::new();
-    // Where each number that is the largest so far first stood.
+    // The first position of each number that is the largest so far.
     let mut largest: Vec<(usize, usize)> = Vec::new();
     for (place, &stage) in stages.iter().enumerate() {
         if let Some(&(_, first)) = largest.iter().find(|(number, _)| *number > stage) {

@@ -1,6 +1,6 @@
-//! `plan --strategy optcnn|flexflow`: every operator is split over all devices in its own way.
+//! `plan --strategy optcnn|flexflow`: each operator is split over all devices in its own way.
 //!
-//! It is predicted, not carried out: no stages are written of it yet, and no plan file.
+//! The plan is only predicted: no stages and no plan file are written.
 
 mod answer;
 mod layers;
@@ -23,9 +23,9 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The most devices: each operator has hundreds of ways to be split over so many.
+/// The most devices: with this many, an operator already has hundreds of splits.
 const DEVICES: usize = 256;
-/// FlexFlow's search: proposals from each start, how seldom worse is accepted, and its random numbers.
+/// The settings of FlexFlow's search: proposals per start, how rarely a worse one is accepted, and the random seed.
 const WALK: Walk = Walk { budget: 25_000, alpha: 100.0, seed: 0 };
 
 /// Splits the operators of a traced model, and prints how.
@@ -38,17 +38,17 @@ pub fn run(plan: &Plan, method: Method, file: Opened, output: &mut Output) -> Re
     answer::print(plan, &answered(method, &workspace, &request, &name_of(&plan.model))?, output)
 }
 
-/// Refuses clusters over which no operators are split.
+/// Refuses clusters that this method does not support.
 fn check(method: Method, request: &PlanRequest) -> Result<(), Failure> {
     let cluster = &request.cluster;
     let first = cluster.devices.first().ok_or_else(|| Failure::input("the cluster has no devices"))?;
     if cluster.devices.iter().any(|device| device.type_ != first.type_) {
         return Err(Failure::input(format!("--strategy {} needs devices of one type", method.name()))
-            .with_hint("--leave-out takes the others out"));
+            .with_hint("--leave-out excludes the others"));
     }
     if cluster.devices.len() > DEVICES {
         return Err(Failure::input(format!(
-            "--strategy {} takes {DEVICES} devices at the most, the cluster has {}",
+            "--strategy {} supports at most {DEVICES} devices, the cluster has {}",
             method.name(),
             cluster.devices.len()
         )));
@@ -74,7 +74,7 @@ pub fn answered(
     let options = costs::options(request.rounding, &model);
     let predicted = Predicted::new(workspace, &layers, (&model, options), &machine, request.optimizer_factor);
     let space = Space::new(&layers.layers, machine.devices.len(), &predicted);
-    // Gradients are there from the backward pass on: the forward pass hides none of their sync.
+    // Gradients exist only from the backward pass on: the forward pass hides none of their sums.
     let exposed = if request.overlap { predicted.forward_share() } else { 1.0 };
     let limits = Limits { exposed, bytes: type_.usable().0 as f64 };
     let even = space.data_parallel();
@@ -106,7 +106,7 @@ pub fn answered(
     Ok(answer.answer(model_name))
 }
 
-/// Refuses arguments that say nothing about splits inside operators.
+/// Refuses arguments without a meaning for splits inside operators.
 fn refuse(plan: &Plan, method: Method) -> Result<(), Failure> {
     let asking = &plan.asking;
     let arguments = [
@@ -133,8 +133,8 @@ fn refuse(plan: &Plan, method: Method) -> Result<(), Failure> {
     if given.is_empty() {
         return Ok(());
     }
-    Err(Failure::input(format!("--strategy {} takes no {}", method.name(), given.join(", "))).with_hint(
-        "it predicts one step of the model's own inputs (--input gives others), and writes no plan: train.py does not \
-         carry it out yet",
+    Err(Failure::input(format!("--strategy {} does not take {}", method.name(), given.join(", "))).with_hint(
+        "it predicts one step of the model's own inputs (--input sets others), and writes no plan: train.py cannot \
+         run it yet",
     ))
 }

@@ -1,25 +1,27 @@
-//! The loss: what training adds behind a model's outputs, in time and in memory.
+//! The loss: the time and memory that training adds after a model's outputs.
 //!
-//! A trace ends with the outputs. What is counted here is what torch's own losses do with the first of them: cross-entropy in
-//! float32, as transformers has it, keeps its logarithms (4 bytes a number) and makes two gradients of that size on the way back;
-//! a mean of squares keeps output and target, and makes one gradient. Either way the output itself stays until then.
+//! A trace ends with the outputs. The costs here are those of torch's own losses on the first of them: cross-entropy in
+//! float32, as transformers has it, saves its logarithms (4 bytes a number) and makes two gradients of that size in the
+//! backward pass; a mean of squares saves output and target, and makes one gradient. The output itself is also kept
+//! until then.
 
 use clap::ValueEnum;
 use graph::{LossMemory, ModelGraph, TensorFact};
 use partitioner::Problem;
 use schema::{Bytes, BytesPerSecond, Seconds};
 
-/// Rows of two dimensions with more columns than that are over classes.
+/// Rows of two-dimensional outputs with more columns than this are over classes.
 const CLASSES: u64 = 2;
-/// Rows of three with as many columns are over a vocabulary: hidden states have fewer, but for very large models.
+/// Rows of three-dimensional outputs with at least this many columns are over a vocabulary: hidden states have fewer,
+/// except in very large models.
 const WORDS: u64 = 8192;
-/// Time of plain copies relative to what the memory bandwidth promises, where a device does not say.
+/// Time of plain copies relative to the data sheet's memory bandwidth, for devices that do not state it.
 const COPY_SLOWDOWN: f64 = 1.25;
 
 /// A loss.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Loss {
-    /// Nothing behind the outputs
+    /// No loss
     None,
     /// Classes or words: torch's cross_entropy of the outputs in float32
     CrossEntropy,
@@ -40,8 +42,8 @@ impl Loss {
     }
 }
 
-/// Returns what a loss behind a model's outputs holds beside them, and its name; the loss that goes with them where none is asked
-/// for.
+/// Returns the memory of a loss in addition to the outputs, and its name; if none is requested, of the loss that suits
+/// the outputs.
 pub fn memory(graph: &ModelGraph, asked: Option<Loss>) -> Option<(LossMemory, String)> {
     let output = first_output(graph)?;
     let (own, numbers) = (output.bytes()?, output.elements()?);
@@ -50,7 +52,7 @@ pub fn memory(graph: &ModelGraph, asked: Option<Loss>) -> Option<(LossMemory, St
     let cast = if own == single { 0 } else { single };
     let memory = match loss {
         Loss::None => return None,
-        // There: a copy in float32, the logarithms of which are kept. Back: their gradient, and that of the copy.
+        // Forward: a copy in float32, whose logarithms are saved. Backward: their gradient, and that of the copy.
         Loss::CrossEntropy => LossMemory {
             kept: single,
             forward: cast,
@@ -62,7 +64,7 @@ pub fn memory(graph: &ModelGraph, asked: Option<Loss>) -> Option<(LossMemory, St
         // The target is as large as the output.
         Loss::Mse => LossMemory { kept: own, ..LossMemory::default() },
     };
-    let guess = if asked.is_none() { " (guessed from the outputs; --loss says another)" } else { "" };
+    let guess = if asked.is_none() { " (guessed from the outputs; --loss sets another)" } else { "" };
     Some((memory, format!("{} of {}{guess}", loss.name(), graph::show_shape(output.shape.as_ref()?))))
 }
 
@@ -71,12 +73,12 @@ fn first_output(graph: &ModelGraph) -> Option<&TensorFact> {
     graph.values[output.index()].fact.tensors().first().copied()
 }
 
-/// What a loss takes of one micro-batch.
+/// Costs of a loss per micro-batch.
 #[derive(Clone)]
 pub(super) struct LossCost {
-    /// Its name, and what it is of.
+    /// Its name, and the sizes of the outputs.
     pub(super) words: String,
-    /// Bytes from the forward pass to the backward pass, and more while the latter runs.
+    /// Bytes from the forward pass to the backward pass, and those added while the latter runs.
     kept: u64,
     workspace: u64,
     forward: Seconds,
@@ -84,7 +86,7 @@ pub(super) struct LossCost {
 }
 
 impl LossCost {
-    /// Counts a loss, or the one that goes with a model's outputs; nothing where these are of no known size.
+    /// Computes the cost of a loss, or of the one that suits a model's outputs; `None` if their sizes are unknown.
     pub(super) fn of(
         graph: &ModelGraph,
         asked: Option<Loss>,
@@ -99,7 +101,8 @@ impl LossCost {
         let copied = |bytes: u64| bytes as f64 / bandwidth.0 * slowdown.unwrap_or(COPY_SLOWDOWN);
         let (kept, workspace, there, back) = match loss {
             Loss::None => return None,
-            // There: a copy in float32, logarithms. Back: the loss's gradient is written, the logarithms' made of it, then cast.
+            // Forward: a copy in float32, logarithms. Backward: the loss's gradient is written, the logarithms'
+            // computed from it, then cast.
             Loss::CrossEntropy => (own + single, 2 * single, own + 3 * single, 5 * single + own),
             Loss::FusedCrossEntropy => (own, 0, own, 2 * own),
             Loss::Mse => (2 * own, own, 2 * own, 3 * own),
@@ -121,13 +124,13 @@ impl LossCost {
         last.input_gradient.0 += self.backward.0;
     }
 
-    /// Returns the bytes that it takes at the most.
+    /// Returns its largest memory in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.kept.saturating_add(self.workspace)
     }
 }
 
-/// The loss that goes with outputs: cross-entropy where rows are over classes or words, else a mean of squares.
+/// The loss that suits outputs: cross-entropy if rows are over classes or words, else a mean of squares.
 fn guessed(output: &TensorFact) -> Option<Loss> {
     let is_float = output.dtype.is_some_and(|dtype| graph::dtype_name(dtype).contains("float"));
     let sizes = output.shape.as_ref()?;

@@ -1,7 +1,7 @@
-//! How many samples a micro-batch has: `--micro-batch-size`.
+//! The number of samples in a micro-batch: `--micro-batch-size`.
 //!
-//! Sizes of the whole model are inferred anew for each number of samples, as `--input` does, and each is planned: operators of
-//! small sizes are bound by launches, large micro-batches by memory and by how few of them fill a pipeline.
+//! Sizes of the whole model are inferred again for each number of samples, as for `--input`, and each is planned: small
+//! operators are bound by launch overhead, large micro-batches by memory and by how few of them fill a pipeline.
 
 use partitioner::Planned;
 use schema::MicroBatchSizeTried;
@@ -12,10 +12,11 @@ use super::{
 };
 use crate::{progress, workspace::Workspace};
 
-/// Share by which another size must be faster: times are no surer than that.
+/// Share by which another size must be faster: times are no more precise than that.
 const GAIN: f64 = 1e-4;
 
-/// Plans a model with each size of a micro-batch that may be taken, and keeps the fastest for each sample; `attempt` plans one size.
+/// Plans a model with each allowed micro-batch size, and keeps the plan with the least time per sample; `attempt` plans
+/// one size.
 pub fn of_best_size(
     workspace: &Workspace,
     request: &PlanRequest,
@@ -52,7 +53,7 @@ pub fn of_best_size(
                 tried.push(MicroBatchSizeTried { samples, sample_seconds: None, fails });
                 let is_full = reason.is_no();
                 none.get_or_insert(reason);
-                // Larger ones need no less memory.
+                // Larger ones need at least as much memory.
                 if is_full && best.is_some() {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! `plan MODEL` by our own objective: a profile graph or a traced model on a cluster.
+//! `plan MODEL` by this planner's own objective: a profile graph or a traced model on a cluster.
 
 use std::borrow::Cow;
 
@@ -30,12 +30,12 @@ pub fn run_profile(plan: &Plan, profile: &PipedreamProfile, output: &mut Output)
     run(plan, Subject::Profile(&plan.model, profile), &request, given, output)
 }
 
-/// Plans a traced model on a cluster, or checks a plan of it; the model is read once the rest is known to make sense.
+/// Plans a traced model on a cluster, or checks a plan of it; the model is read after the arguments have been checked.
 pub fn run_trace(plan: &Plan, file: Opened, output: &mut Output) -> Result<(), Failure> {
     let (request, given) = plan.request(plan.asking.strategy()?)?;
     request.cost_models.require_used(&request.cluster)?;
     let workspace = Workspace::of(file, &plan.asking.input)?;
-    // A plan may be of other micro-batches than the trace's.
+    // A plan may have another micro-batch size than the trace.
     let workspace = match &given {
         Some(given) => workspace.of_plan(given)?,
         None => Cow::Borrowed(&workspace),
@@ -93,16 +93,16 @@ fn checked(
     let named = given.stages.iter().flat_map(|stage| &stage.blocks).map(String::as_str);
     let grain = question.sliceable().map(|model| model.named(named)).unwrap_or_default();
     let mut asked = question.asked(&grain);
-    // A plan says itself whether stages wait for what they send.
+    // A plan states itself whether stages wait for their sends.
     let waits = given.execution.is_some_and(|execution| execution.blocking_sends == Some(true));
     asked.problem.machine.overlaps &= !waits;
     let found = check_plan(&asked.problem, given);
     Ok((asked, found))
 }
 
-/// Adds the strategies that were not asked for, best first: cuts by a rule and pipelines without an end among them.
+/// Adds the strategies that were not requested, best first: including rule-of-thumb cuts and pipelines without a flush.
 fn with_all(problem: &Problem, solved: &mut Planned) {
-    // The same number of micro-batches, or the comparison would be of different work.
+    // With the same number of micro-batches, so that the same work is compared.
     let mut problem = problem.clone();
     problem.training.micro_batches = MicroBatches::About(solved.best.micro_batches);
     for strategy in partitioner::STRATEGIES {

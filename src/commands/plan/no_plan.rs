@@ -1,4 +1,4 @@
-//! Why there is no plan, and what would have to change.
+//! Why there is no plan, and which changes would allow one.
 
 use std::path::{Path, PathBuf};
 
@@ -10,35 +10,35 @@ use crate::failure::Failure;
 
 /// Why there is no plan.
 pub enum Unplanned {
-    /// None was found.
+    /// The search found none.
     NotFound(Box<NotFound>),
     /// No split of the operators fits a device.
     Inside {
-        /// Bytes that it needs at the least.
+        /// Bytes that a device needs at least.
         needed: Bytes,
         /// Bytes that it has.
         limit: Bytes,
     },
-    /// Something is wrong with what was asked, or with what it was asked of.
+    /// A wrong request, or a wrong model or cluster.
     Wrong(Failure),
 }
 
-/// A search that found nothing.
+/// A search without a result.
 pub struct NotFound {
-    /// What was asked.
+    /// The request.
     pub(super) request: PlanRequest,
     /// The model's file.
     pub(super) model: PathBuf,
-    /// The blocks that were looked at.
+    /// The blocks that were searched.
     pub(super) problem: Problem,
-    /// What none of their plans could do.
+    /// Why no plan of them exists.
     pub(super) error: PlanError,
-    /// Why not every cut can be, where some cannot.
+    /// Why some cuts cannot be written, if so.
     pub(super) reason: Option<String>,
 }
 
 impl Unplanned {
-    /// Tells whether the question was right and its answer is no.
+    /// Tells whether the request was valid and the answer is no.
     pub(super) fn is_no(&self) -> bool {
         match self {
             Self::NotFound(found) => matches!(found.error, PlanError::Memory { .. } | PlanError::NothingFits),
@@ -56,14 +56,12 @@ impl Unplanned {
             },
             Self::Wrong(failure) => failure.to_string(),
             Self::Inside { needed, limit } => {
-                format!(
-                    "no split of the operators fits: a device needs {needed} at the least and has {limit}"
-                )
+                format!("no split of the operators fits: a device needs at least {needed} and has {limit}")
             }
         }
     }
 
-    /// Returns the memory that each device lacks, where a plan was found that would fit with it.
+    /// Returns the memory that each device lacks, if a plan would fit with it.
     pub fn missing(&self) -> Option<Bytes> {
         match self {
             Self::NotFound(found) => match &found.error {
@@ -91,7 +89,7 @@ impl From<Unplanned> for Failure {
                 let NotFound { request, model, problem, error, reason } = *found;
                 let failure = no_plan(&request, &model, &problem, error);
                 match reason {
-                    Some(reason) => failure.with_hint(format!("not every cut can be: {reason}")),
+                    Some(reason) => failure.with_hint(format!("some cuts cannot be written: {reason}")),
                     None => failure,
                 }
             }
@@ -101,7 +99,7 @@ impl From<Unplanned> for Failure {
     }
 }
 
-/// Says why there is no plan, in which file, and what would have to change.
+/// Returns the failure: why there is no plan, in which file, and which changes would allow one.
 fn no_plan(request: &PlanRequest, model: &Path, problem: &Problem, error: PlanError) -> Failure {
     match (&error, &request.cluster_file) {
         (PlanError::Problem(ProblemError::NoBlocks | ProblemError::BadNumber { .. }), _) => {
@@ -119,7 +117,7 @@ fn no_plan(request: &PlanRequest, model: &Path, problem: &Problem, error: PlanEr
     }
 }
 
-/// Says what would have to change: each change alone, and only those that were tried and do.
+/// Lists changes of which each alone suffices, as a trial has shown.
 fn changes(request: &PlanRequest, problem: &Problem, error: PlanError) -> Failure {
     match &error {
         PlanError::Memory { needed, limit, .. } => {
@@ -129,14 +127,15 @@ fn changes(request: &PlanRequest, problem: &Problem, error: PlanError) -> Failur
             let mut changes = vec![format!("{short} more on each device ({needed} instead of {limit})")];
             changes.extend(smaller_changes(problem, request.alternatives));
             let kept = kept_clear(request).map(|kept| format!(" ({kept})")).unwrap_or_default();
-            Failure::no(&error).with_hint(format!("one of these would do: {}{kept}", changes.join("; ")))
+            Failure::no(&error).with_hint(format!("one of these suffices: {}{kept}", changes.join("; ")))
         }
         PlanError::NothingFits => Failure::no(error),
         PlanError::TooManyStages { .. } | PlanError::TooManyWorking { .. } => {
             Failure::input(error).with_hint("ask for fewer stages")
         }
-        PlanError::TooFewDevices { .. } => Failure::input(error)
-            .with_hint("a stage has devices of its own; --strategy interleaved makes several parts of each"),
+        PlanError::TooFewDevices { .. } => Failure::input(error).with_hint(
+            "a stage has devices of its own; --strategy interleaved splits each into several chunks",
+        ),
         PlanError::Pinned { .. } => match pins::nearest(problem, request.alternatives) {
             Some(near) => Failure::input(error).with_hint(near),
             None => Failure::input(error),
@@ -145,15 +144,17 @@ fn changes(request: &PlanRequest, problem: &Problem, error: PlanError) -> Failur
     }
 }
 
-/// Says what of the devices' memory is kept clear, where something is.
+/// Reports the memory of devices that is kept clear, if any.
 fn kept_clear(request: &PlanRequest) -> Option<String> {
     let reserves =
         request.cluster.types.values().map(|type_| (type_.reserve.unwrap_or_default(), type_.memory));
     let (reserve, memory) = reserves.filter(|(reserve, _)| reserve.0 > 0).max()?;
-    Some(format!("{reserve} of {memory} are kept clear for what is no tensor: --memory-fraction, --reserve"))
+    Some(format!(
+        "{reserve} of {memory} are reserved for everything but tensors: --memory-fraction, --reserve"
+    ))
 }
 
-/// Returns no less, with the three digits that are shown: who adds what is shown adds enough.
+/// Rounds up to the three digits that are shown, so that adding the shown number is enough.
 fn rounded_up(bytes: Bytes) -> Bytes {
     let mut unit = 1.0;
     while bytes.0 as f64 / unit >= 1000.0 {
@@ -164,11 +165,12 @@ fn rounded_up(bytes: Bytes) -> Bytes {
         value if value < 100.0 => unit / 10.0,
         _ => unit,
     };
-    // A byte less than a whole one is none.
+    // Bytes are whole.
     Bytes(((bytes.0 as f64 / step.max(1.0)).ceil() * step.max(1.0)).ceil() as u64)
 }
 
-/// Tries more devices and the options that save memory, for the strategy that was asked for or for all; searches of large problems are left out.
+/// Tries more devices and the options that save memory, for the requested strategy or for all; large problems are
+/// skipped.
 fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
     const SMALL: usize = 4000;
     let n_devices = problem.machine.devices.len();
@@ -179,7 +181,7 @@ fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
     let mut changes = Vec::new();
     let with_devices = |count: usize| Problem { machine: problem.machine.grown(count), ..problem.clone() };
     if !problem.machine.levels.is_empty() {
-        // What fits fits more devices as well: halve what lies between.
+        // More devices never fit less: search between by halving.
         let (mut few, mut enough) = (n_devices, 4 * n_devices.max(2));
         if fits(&with_devices(enough)) {
             while enough - few > 1 {
@@ -211,7 +213,7 @@ fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
         }
         is_enough
     };
-    option(!training.recompute, "computing activations again (leave --no-recompute out)", &|training| {
+    option(!training.recompute, "recomputing activations (without --no-recompute)", &|training| {
         training.recompute = true;
     });
     option(!training.offload, "--offload", &|training| training.offload = true);

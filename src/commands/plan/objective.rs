@@ -1,40 +1,40 @@
-//! What a plan is to be good at: `--objective`, `--inference`, `--kv-cache`.
+//! The objective of a plan: `--objective`, `--inference`, `--kv-cache`.
 
 use clap::{Args, ValueEnum};
 use schema::{Inference, InferenceObjective};
 
 use crate::failure::Failure;
 
-/// What a plan is to be good at.
+/// The objective of a plan.
 #[derive(Args)]
 pub struct ObjectiveArguments {
-    /// What is to be best [default: the time of a training step; the largest load where a workload brings its own objective]
+    /// Objective [default: time per training step; for a workload, the largest load]
     #[arg(long, value_enum, value_name = "AIM")]
     objective: Option<Aim>,
-    /// Plan the forward pass alone, for the most samples a second: nothing is trained [traced models]
+    /// Plan only the forward pass, for the most samples per second: nothing is trained [traced models]
     #[arg(long)]
     inference: bool,
-    /// Tokens of each sequence whose keys and values every attention keeps: 8192, with --inference or --objective latency
+    /// Tokens per sequence whose keys and values every attention keeps: 8192, with --inference or --objective latency
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
     kv_cache: Option<u64>,
 }
 
-/// Aims.
+/// Objectives.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Aim {
-    /// Time of one request, forward pass alone
+    /// Time of one request, forward pass only
     Latency,
-    /// Samples a second
+    /// Samples per second
     Throughput,
 }
 
 impl ObjectiveArguments {
-    /// Tells whether this is what is asked for.
+    /// Tells whether this objective is requested.
     pub fn is(&self, aim: Aim) -> bool {
         self.objective == Some(aim)
     }
 
-    /// Tells whether the forward pass alone is asked for by name.
+    /// Tells whether `--inference` is given.
     pub fn is_inference(&self) -> bool {
         self.inference
     }
@@ -44,7 +44,7 @@ impl ObjectiveArguments {
         self.kv_cache.is_some()
     }
 
-    /// Returns what the forward pass of a traced model is planned for; none where training is.
+    /// Returns the inference objective for a traced model; `None` for training.
     pub fn of_trace(&self) -> Result<Option<Inference>, Failure> {
         let objective = match (self.objective, self.inference) {
             (Some(Aim::Latency), _) => InferenceObjective::Latency,

@@ -16,7 +16,7 @@ use crate::{failure::Failure, nearest::meant, workspace::Workspace};
 /// The name of the last stage.
 const LAST: &str = "last";
 
-/// Returns what is pinned, in blocks of a grain.
+/// Returns the pins as blocks of a grain.
 pub(super) fn pins(
     model: &Sliceable<'_>,
     grain: &Grain,
@@ -36,12 +36,12 @@ pub(super) fn pins(
     pinned.iter().map(pin).collect()
 }
 
-/// Returns a pin to devices, where there is one.
+/// Returns a pin to devices, if there is one.
 pub(super) fn to_devices(pinned: &[PinnedCalls]) -> Option<&PinnedCalls> {
     pinned.iter().find(|pin| matches!(&pin.to, PinTo::Named(name) if name != LAST))
 }
 
-/// Refuses calls and devices that there are not.
+/// Refuses unknown calls and devices.
 pub(super) fn check(pin: &PinnedCalls, workspace: &Workspace, cluster: &Cluster) -> Result<(), Failure> {
     let graph = &workspace.graph;
     if operators(pin, graph).iter().all(Range::is_empty) {
@@ -61,7 +61,7 @@ pub(super) fn check(pin: &PinnedCalls, workspace: &Workspace, cluster: &Cluster)
     }
 }
 
-/// Holds the stages of a plan against its pins.
+/// Checks the stages of a plan against its pins.
 pub(super) fn kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Result<(), Failure> {
     let pinned = plan.constraints.iter().flat_map(|constraints| &constraints.pin);
     let mut stage_of: Vec<Option<usize>> = vec![None; graph.operators.len()];
@@ -85,15 +85,16 @@ pub(super) fn kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Re
                 "calls of `{}` are in stage {stage} on {devices}, which `pin: {pin}` does not allow",
                 pin.calls
             ))
-            .with_hint("change the stages, or what `constraints` of the plan says"));
+            .with_hint("change the stages or the plan's `constraints`"));
         }
     }
     Ok(())
 }
 
-/// Says which pin otherwise would do: the one stage nearest to it, or none, where the rest stays as it is.
+/// Names another pin that has a plan: of the one stage nearest to the requested one, or none at all, with the rest
+/// unchanged.
 ///
-/// Searches of large problems are left out.
+/// Large problems are skipped.
 pub(super) fn nearest(problem: &Problem, asked: Option<Strategy>) -> Option<String> {
     const SMALL: usize = 2000;
     let n_devices = problem.machine.devices.len();
@@ -112,7 +113,7 @@ pub(super) fn nearest(problem: &Problem, asked: Option<Strategy>) -> Option<Stri
         if let Some(stage) =
             others.into_iter().find(|&stage| fits(&with(index, PinnedTo::Stage(stage)), asked))
         {
-            return Some(format!("--pin {}={stage} would do", pin.name));
+            return Some(format!("--pin {}={stage} has a plan", pin.name));
         }
     }
     let without = |index: &usize| {
@@ -121,10 +122,10 @@ pub(super) fn nearest(problem: &Problem, asked: Option<Strategy>) -> Option<Stri
         fits(&changed, asked)
     };
     let index = (0..problem.pins.len()).find(without)?;
-    Some(format!("there is a plan where `{}` is not pinned", problem.pins[index].name))
+    Some(format!("there is a plan if `{}` is not pinned", problem.pins[index].name))
 }
 
-/// Refuses calls that two pins want in different stages.
+/// Refuses calls that two pins place in different stages.
 pub(super) fn check_together(pinned: &[PinnedCalls], graph: &ModelGraph) -> Result<(), Failure> {
     let numbered = || pinned.iter().filter(|pin| matches!(pin.to, PinTo::Stage(_)));
     for (index, pin) in numbered().enumerate() {

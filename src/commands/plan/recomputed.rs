@@ -1,4 +1,4 @@
-//! Calls that are computed again always or never: `--recompute`, and `recompute` of a plan's constraints.
+//! Calls that are always or never recomputed: `--recompute`, and `recompute` of a plan's constraints.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use schema::{Plan, RecomputePolicy, RecomputedCalls};
 use super::{arguments::is_meant, operators_of::operators_of};
 use crate::{failure::Failure, nearest::meant, workspace::Workspace};
 
-/// Tells whether a call is one of those with a policy.
+/// Tells whether a call has a policy.
 pub(super) fn is(all: &[RecomputedCalls], policy: RecomputePolicy, block: &graph::Block) -> bool {
     all.iter().any(|own| own.policy == policy && is_meant(&own.calls, block))
 }
 
-/// Says of the blocks of a grain which are computed again always, and which never.
+/// Marks the blocks of a grain that are always recomputed, and those that never are.
 pub(super) fn mark(
     problem: &mut Problem,
     model: &Sliceable<'_>,
@@ -29,7 +29,7 @@ pub(super) fn mark(
     }
 }
 
-/// Refuses calls that there are not, and those of both policies.
+/// Refuses unknown calls, and calls of both policies.
 pub(super) fn check(all: &[RecomputedCalls], workspace: &Workspace) -> Result<(), Failure> {
     let graph = &workspace.graph;
     for own in all {
@@ -55,7 +55,7 @@ pub(super) fn check(all: &[RecomputedCalls], workspace: &Workspace) -> Result<()
                     "--recompute {always} and --recompute {never} are about the same calls"
                 ))
                 .with_hint(
-                    "what is always computed again is computed again as one, with all that it calls",
+                    "a call that is always recomputed is recomputed as one unit, with all that it calls",
                 ));
             }
         }
@@ -63,7 +63,7 @@ pub(super) fn check(all: &[RecomputedCalls], workspace: &Workspace) -> Result<()
     Ok(())
 }
 
-/// Holds what a plan computes again against its policies.
+/// Checks the recomputed blocks of a plan against its policies.
 pub(super) fn kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Result<(), Failure> {
     let all = plan.constraints.iter().flat_map(|constraints| &constraints.recompute);
     let again = plan.stages.iter().flat_map(|stage| &stage.recompute);
@@ -81,9 +81,9 @@ pub(super) fn kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Re
             operators(own, graph).into_iter().flatten().find(|operator| !is_kept(*operator))
         {
             let call = &graph.block(graph.operators[operator as usize].block).path;
-            let what = if wanted { "is not computed again" } else { "is computed again" };
+            let what = if wanted { "is not recomputed" } else { "is recomputed" };
             return Err(Failure::input(format!("`{call}` {what}, which `recompute: {own}` does not allow"))
-                .with_hint("change the stages, or what `constraints` of the plan says"));
+                .with_hint("change the stages or the plan's `constraints`"));
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! Which blocks a model is planned in: coarse ones first, finer ones around the borders of the plans that were found.
+//! Which blocks a model is planned in: first coarse ones, then finer ones around the boundaries of the plans found.
 //!
-//! The coarse blocks are always among those that are planned, whatever the number of devices, so that more devices never make a
-//! plan slower. A model of few operators is planned over all of them.
+//! The coarse blocks are always planned, whatever the number of devices, so that more devices never make a plan slower.
+//! A model of few operators is planned over all of them.
 
 use std::collections::BTreeSet;
 
@@ -14,21 +14,21 @@ use super::asked::{Asked, Question};
 
 /// Operators × devices up to which every operator is a block of its own.
 const FEW: usize = 3_000;
-/// Blocks that there should be at the most for pipelines of as many stages as devices.
+/// The most blocks for pipelines of as many stages as devices.
 const MOST_WANTED: usize = 64;
-/// How often in a row opening blocks around borders may gain nothing.
+/// Rounds in a row without a gain after which opening blocks stops.
 const IDLE_ROUNDS: usize = 2;
-/// The fastest pipelines around whose borders blocks are opened.
+/// The number of fastest pipelines around whose boundaries blocks are opened.
 const PIPELINES: usize = 2;
-/// Share by which a plan must be faster to be called better: times are no surer than that.
+/// Share by which a plan must be faster to count as better: times are no more precise than that.
 const GAIN: f64 = 1e-4;
 
-/// A model taken apart, and its plans.
+/// A model divided into blocks, and its plans.
 type Found = (Asked, Planned);
-/// The blocks of which there is no plan, and why.
+/// Blocks without a plan, and the reason.
 type NoPlan = (Box<Problem>, PlanError);
 
-/// Finds the best plan over all grains that are looked at.
+/// Finds the best plan over all grains.
 pub(super) fn planned(
     question: &Question<'_>,
     strategy: Option<Strategy>,
@@ -46,19 +46,19 @@ pub(super) fn planned(
     search.finish()
 }
 
-/// The best plan of the grains that were looked at.
+/// The search over grains, with the best plan so far.
 struct Search<'a> {
     question: &'a Question<'a>,
     model: Option<&'a Sliceable<'a>>,
     strategy: Option<Strategy>,
     limits: Limits,
-    /// The best plan, and the grain it was found at.
+    /// The best plan, and its grain.
     best: Option<(Asked, Planned, Grain)>,
     error: Option<NoPlan>,
 }
 
 impl<'a> Search<'a> {
-    /// Plans a model at the grains that serve it; with little effort at the first of them that has a plan.
+    /// Plans a model at the suitable grains; with little effort only at the first that has a plan.
     fn look_through(&mut self, joined: &BTreeSet<String>, given: Option<&Grain>) {
         let Some(model) = self.model else {
             self.look(&Grain::default());
@@ -66,7 +66,7 @@ impl<'a> Search<'a> {
         };
         let devices = self.question.n_devices();
         let is_small = model.n_working() * devices <= FEW;
-        // Where all cuts are given, blocks are there to be computed again, and for gradients to be sent one by one.
+        // If all cuts are given, smaller blocks still serve to recompute, and to send gradients one by one.
         if let Some(given) = given {
             self.look(given);
             if is_small && self.has_room() {
@@ -89,13 +89,14 @@ impl<'a> Search<'a> {
         } else {
             next
         };
-        // Where memory is short, small parts of a small model save less than whole calls.
+        // If memory is short, small parts of a small model save less than whole calls.
         if let Some(next) = next.filter(|_| !is_small) {
             self.refine(next);
         }
     }
 
-    /// Looks once more with higher limits: at the blocks of the best plan, and at those that follow from its borders.
+    /// Searches once more with higher limits: over the blocks of the best plan, and over those derived from its
+    /// boundaries.
     fn look_closer(&mut self) {
         self.limits = self.limits.times(Limits::MORE);
         let Some((_, solved, grain)) = &self.best else { return };
@@ -107,7 +108,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Takes the model apart; with so many micro-batches where the planner is to choose and they are known by now.
+    /// Divides the model into blocks; with the given number of micro-batches, if the planner is to choose it and has.
     fn asked(&self, grain: &Grain, micro_batches: Option<u32>) -> Asked {
         let mut asked = self.question.asked(grain);
         let training = &mut asked.problem.training;
@@ -118,7 +119,8 @@ impl<'a> Search<'a> {
         asked
     }
 
-    /// Plans a model at a grain and keeps the plan where it is the best; returns the grain that follows from its borders.
+    /// Plans a model at a grain and keeps the plan if it is the best; returns the next grain, derived from its
+    /// boundaries.
     fn look(&mut self, grain: &Grain) -> Option<Grain> {
         self.look_at(self.asked(grain, None), grain)
     }
@@ -128,7 +130,7 @@ impl<'a> Search<'a> {
         let mut solved = match plan_model(&mut asked.problem, self.strategy, like) {
             Ok(solved) => solved,
             Err(error) => {
-                // What comes nearest says what would do.
+                // The error that is nearest to a plan has the best hint.
                 let needed = |error: &PlanError| match error {
                     PlanError::Memory { needed, .. } => *needed,
                     _ => u64::MAX,
@@ -143,14 +145,14 @@ impl<'a> Search<'a> {
         let next = self.model.map(|model| model.around(grain, &asked.problem, plans));
         let seconds = solved.best.seconds_each();
         if self.model.is_some() && (!grain.is_finest() || solved.best.saves_memory()) {
-            // What was proven of these blocks says nothing of finer ones.
+            // A bound for these blocks does not hold for finer ones.
             let bound = self.question.longest_path();
             let of_all = || bound_of_any_cut(&asked.problem, &solved.cut_space, self.strategy);
             solved.best.bound_by(bound.unwrap_or_else(of_all));
         }
         if self.seconds().is_none_or(|best| seconds < best * (1.0 - GAIN)) {
             if let Some((_, before, _)) = self.best.take().filter(|_| solved.tried.is_empty()) {
-                // Other numbers of micro-batches were tried with other blocks; what was taken is as fast as it is now.
+                // Other numbers of micro-batches were tried with other blocks; the chosen one has today's time.
                 solved.tried = before.tried;
                 let own = solved.best.micro_batches;
                 solved
@@ -164,22 +166,22 @@ impl<'a> Search<'a> {
         next
     }
 
-    /// Opens blocks around the borders of the plans of each round, and closes others; then plans the best of these grains with all
-    /// strategies.
+    /// Opens blocks around the boundaries of each round's plans, and closes others; then plans the best of these grains
+    /// with all strategies.
     fn refine(&mut self, mut next: Grain) {
         let (Some(model), Some((_, solved, _))) = (self.model, &self.best) else { return };
         let micro_batches = Some(solved.best.micro_batches);
         let (sharding, group) = (solved.best.sharding(), solved.best.execution.sharding_group);
         let pipelines = std::iter::once(&solved.best).chain(&solved.others);
         let pipelines = pipelines.filter(|plan| plan.stages.len() > 1).take(PIPELINES);
-        // One strategy may be there twice, with more and with less shared out: here all are planned with what the best shares.
+        // A strategy may occur twice, at two sharding levels: here all are planned with the level of the best.
         let strategies: BTreeSet<Strategy> = pipelines.filter_map(|plan| plan.made_by.strategy()).collect();
         let mut best: Option<(f64, Grain)> = None;
         let mut seen: Vec<Grain> = Vec::new();
         let mut idle = 0;
         let like = solved.best.clone();
         while seen.len() < self.limits.rounds && idle < IDLE_ROUNDS && !seen.contains(&next) {
-            // How many micro-batches serve best is known by now.
+            // The number of micro-batches has been chosen by now.
             let mut problem = self.asked(&next, micro_batches).problem;
             (problem.training.sharding, problem.training.sharding_group) = (sharding, group);
             let plans: Vec<Solution> = match problem.training.inference {
@@ -208,7 +210,7 @@ impl<'a> Search<'a> {
         self.best.as_ref().map(|(_, solved, _)| solved.best.seconds_each())
     }
 
-    /// Tells whether there is a plan, and one that keeps all activations.
+    /// Tells whether there is a plan that saves all activations.
     fn has_room(&self) -> bool {
         self.best.as_ref().is_some_and(|(_, solved, _)| !solved.best.saves_memory())
     }

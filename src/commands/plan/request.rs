@@ -1,4 +1,4 @@
-//! What is asked of the planner, whoever asks: `plan` and `split` turn their arguments into this.
+//! A request to the planner: `plan` and `split` turn their arguments into it.
 
 use std::path::PathBuf;
 
@@ -9,62 +9,62 @@ use schema::{Cluster, Constraints, Inference, SequenceParallel, ShardingLevel};
 use super::{clusters::cluster_failure, loss::Loss, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure};
 
-/// The most micro-batches of a step that are planned: each of their passes is timed.
+/// The most micro-batches per step: each of their passes is timed.
 const MICRO_BATCHES: u32 = 1_000_000;
 
-/// The most that replicas share out in the folders that `emit` writes.
+/// The highest sharding level that the folders of `emit` can run.
 pub const CARRIED_OUT: ShardingLevel = ShardingLevel::Zero3;
 
 /// A request for a plan.
 #[derive(Clone)]
 pub struct PlanRequest {
-    /// Strategy; none for the best.
+    /// Strategy; `None` for the best.
     pub strategy: Option<Strategy>,
-    /// Strategy of the plans that are tried under other circumstances; none for the best.
+    /// Strategy of the plans that are tried with other devices or options; `None` for the best.
     pub alternatives: Option<Strategy>,
-    /// Stages in a row; none for as many as serve best.
+    /// Pipeline stages; `None` for the fastest number.
     pub stages: Option<u32>,
-    /// Samples in a step, which decide the micro-batches.
+    /// Samples per step, which decide the micro-batches.
     pub batch: Option<u64>,
-    /// Samples that a micro-batch may have; none for as many as the model's inputs have.
+    /// Allowed samples per micro-batch; `None` for the model's inputs.
     pub micro_batch_size: Option<Sizes>,
-    /// Micro-batches in a step; none for as few as are enough.
+    /// Micro-batches per step; `None` for the fewest that are enough.
     pub micro_batches: Option<u32>,
-    /// Bytes that the optimizer keeps beside each byte of parameters.
+    /// Bytes of optimizer state per byte of parameters.
     pub optimizer_factor: f64,
-    /// What the forward pass alone is planned for; none where training is.
+    /// The inference objective; `None` for training.
     pub inference: Option<Inference>,
-    /// What stages are held to.
+    /// Constraints on the stages.
     pub constraints: Constraints,
-    /// The loss; none for the one that goes with the model's outputs.
+    /// The loss; `None` for the one that suits the model's outputs.
     pub loss: Option<Loss>,
-    /// What replicas share out; none for what serves best of that which `train.py` carries out.
+    /// Sharding level; `None` for the fastest that `train.py` can run.
     pub sharding: Option<ShardingLevel>,
-    /// How many devices share the work of each layer.
+    /// Devices that share the work of each layer.
     pub tensor_parallel: Degree,
-    /// What they hold of values between layers; none for what serves best.
+    /// Which part of the values they hold between layers; `None` for the faster.
     pub sequence_parallel: Option<SequenceParallel>,
-    /// How many devices have a band of each image.
+    /// Devices that each hold a band of every image.
     pub spatial: Degree,
-    /// How many devices have a part of each sequence.
+    /// Devices that each hold a part of every sequence.
     pub context_parallel: Degree,
-    /// Calls that the first of them does alone; `auto` for dense layers where that is faster.
+    /// Calls that only the first of them runs; `auto` for dense layers if that is faster.
     pub on_first: Vec<String>,
-    /// Activations may be computed again.
+    /// Activations may be recomputed.
     pub recompute: bool,
-    /// Activations may wait in host memory.
+    /// Activations may be moved to host memory.
     pub offload: bool,
-    /// How long the search may take.
+    /// Effort of the search.
     pub effort: Effort,
-    /// What products round their operands to.
+    /// The data types that products round their operands to.
     pub rounding: Rounding,
-    /// Transfers run beside compute.
+    /// Transfers overlap compute.
     pub overlap: bool,
     /// Devices and links.
     pub cluster: Cluster,
-    /// The file that says so, for messages.
+    /// The cluster's file, for messages.
     pub cluster_file: Option<PathBuf>,
-    /// Times of devices.
+    /// Cost models of devices.
     pub cost_models: CostModels,
 }
 
@@ -74,9 +74,9 @@ pub enum Degree {
     /// None, unless the model fits no other way.
     #[default]
     IfNeeded,
-    /// As many as serve best.
+    /// The fastest number.
     Best,
-    /// So many; with one, none.
+    /// This number; 1 for no sharing.
     Of(u32),
 }
 
@@ -89,13 +89,13 @@ impl Degree {
             Err(_) if text.eq_ignore_ascii_case("none") => Ok(Self::Of(1)),
             Err(_) if text.eq_ignore_ascii_case("auto") => Ok(Self::Best),
             Err(_) if text.eq_ignore_ascii_case("none") => Ok(Self::Of(1)),
-            Err(_) => Err("a number of devices, `auto` or `none`".into()),
+            Err(_) => Err("expected a number of devices, `auto` or `none`".into()),
         }
     }
 }
 
 impl PlanRequest {
-    /// Refuses a cluster that contradicts itself, and steps too long to be timed.
+    /// Refuses an inconsistent cluster, and steps too long to simulate.
     pub fn check(&self) -> Result<(), Failure> {
         self.cluster.validate().map_err(|error| match &self.cluster_file {
             Some(path) => cluster_failure(error).in_file(path),
@@ -103,13 +103,13 @@ impl PlanRequest {
         })?;
         if let Some(count) = self.micro_batches.filter(|&count| count > MICRO_BATCHES) {
             return Err(Failure::input(format!(
-                "--micro-batches is {count}; steps of {MICRO_BATCHES} at the most are planned"
+                "--micro-batches is {count}; at most {MICRO_BATCHES} per step are supported"
             )));
         }
         Ok(())
     }
 
-    /// Returns how the model is trained.
+    /// Returns the settings of training.
     pub(super) fn training(&self) -> Training {
         if self.inference.is_some() {
             return Training {
@@ -136,7 +136,7 @@ impl PlanRequest {
         }
     }
 
-    /// Returns the devices as the planner sees them.
+    /// Returns the planner's view of the devices.
     pub(super) fn machine(&self) -> Machine {
         Machine::from_cluster(&self.cluster, self.overlap)
     }

@@ -1,4 +1,4 @@
-//! The best plan of a model on a cluster, where devices may share layers or images, and micro-batches have several sizes.
+//! The best plan of a model on a cluster, over sharing of layers or images and over micro-batch sizes.
 
 use partitioner::Planned;
 
@@ -12,12 +12,13 @@ use super::{
 };
 use crate::{failure::Failure, sharing::Way};
 
-/// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches where none is asked for.
+/// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches if none is
+/// requested.
 pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Failure> {
     attempt(subject, request).map_err(Failure::from)
 }
 
-/// The same for whoever only wants to know why there is none, without a search for what would have to change.
+/// The same for callers that need only the reason of a failure, without a search for changes that would help.
 pub fn attempt(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
     match (subject, request.micro_batch_size) {
         (Subject::Model(workspace), Some(sizes)) => {
@@ -38,11 +39,11 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     ];
     let is_asked = |degree: Degree| !matches!(degree, Degree::IfNeeded | Degree::Of(1));
     if request.sequence_parallel.is_some() && !is_asked(request.tensor_parallel) {
-        let message = "--sequence-parallel says how devices share layers, and no layers are to be shared";
+        let message = "--sequence-parallel needs devices that share layers";
         return Err(Failure::input(message).with_hint("add --tensor-parallel N, or auto").into());
     }
     if !request.on_first.is_empty() && !is_asked(request.context_parallel) {
-        let message = "--on-first says what the first of several devices does alone, and no samples are to be shared out";
+        let message = "--on-first needs devices that share sequences";
         return Err(Failure::input(message).with_hint("add --context-parallel N, or auto").into());
     }
     let mut asked = ways.into_iter().filter(|(degree, _)| is_asked(*degree));
@@ -50,13 +51,13 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
         let option = way.option();
         if let Some((_, other)) = asked.next() {
             return Err(Failure::input(format!(
-                "{option} and {}: of cut weights, images in bands and sequences in parts, give one of them",
+                "{option} and {}: layers can be shared in only one of these ways",
                 other.option()
             ))
             .into());
         }
         let Subject::Model(whole) = subject else {
-            let message = format!("a profile's blocks are given: {option} is for traced models");
+            let message = format!("{option} is for traced models, not for profiles");
             return Err(Failure::input(message).into());
         };
         return match degree {

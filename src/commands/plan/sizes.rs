@@ -1,4 +1,4 @@
-//! How many samples a micro-batch may have: what `--micro-batch-size` says.
+//! The allowed numbers of samples in a micro-batch: `--micro-batch-size`.
 
 use std::fmt;
 
@@ -19,7 +19,8 @@ pub struct Sizes {
 impl Sizes {
     /// Reads `8`, `auto`, `2..16`, `2..` or `..16`.
     pub fn from_text(text: &str) -> Result<Self, String> {
-        let wrong = || "a number of samples, `auto`, or the smallest and the largest: 2..16".to_string();
+        let wrong =
+            || "expected a number of samples, `auto`, or the smallest and the largest: 2..16".to_string();
         let number = |text: &str, otherwise: u64| match text.trim() {
             "" => Ok(otherwise),
             text => text.parse::<u64>().map_err(|_| wrong()),
@@ -33,13 +34,13 @@ impl Sizes {
             }
         };
         match least {
-            0 => Err("a micro-batch has one sample at least".into()),
+            0 => Err("a micro-batch has at least one sample".into()),
             _ if least > most => Err(format!("{least} is more than {most}")),
             _ => Ok(Self { least, most }),
         }
     }
 
-    /// Returns what a plan is held to; nothing where any size will do.
+    /// Returns the constraint of a plan; `None` if any size is allowed.
     pub(super) fn constraint(self) -> Option<MicroBatchSize> {
         let least = Some(self.least).filter(|least| *least > 1);
         let most = Some(self.most).filter(|most| *most < u64::MAX);
@@ -49,33 +50,31 @@ impl Sizes {
     /// Returns the sizes that a plan allows.
     pub(super) fn of_constraint(constraint: MicroBatchSize) -> Result<Self, String> {
         match (constraint.least.unwrap_or(1), constraint.most.unwrap_or(u64::MAX)) {
-            (0, _) => Err("a micro-batch has one sample at least".into()),
+            (0, _) => Err("a micro-batch has at least one sample".into()),
             (least, most) if least > most => Err(format!("{least} is more than {most}")),
             (least, most) => Ok(Self { least, most }),
         }
     }
 
-    /// Returns what both allow.
+    /// Returns the sizes that both allow.
     pub(super) fn within(self, other: Self) -> Option<Self> {
         let both = Self { least: self.least.max(other.least), most: self.most.min(other.most) };
         (both.least <= both.most).then_some(both)
     }
 
-    /// Tells whether micro-batches may have so many samples.
+    /// Tells whether micro-batches may have this many samples.
     pub fn has(self, samples: u64) -> bool {
         (self.least..=self.most).contains(&samples)
     }
 
-    /// Returns the sizes that share a batch out, those next to powers of two where there are many.
+    /// Returns the sizes that divide a batch; of many, those next to powers of two.
     pub(super) fn of_batch(self, batch: Option<u64>) -> Result<Vec<u64>, Failure> {
         let Some(batch) = batch else {
             if self.least == self.most {
                 return Ok(vec![self.least]);
             }
-            return Err(Failure::input(
-                "--micro-batch-size chooses by how a batch is shared out, and none is given",
-            )
-            .with_hint("--batch N says how many samples a step has; --micro-batch-size N takes one size"));
+            return Err(Failure::input("--micro-batch-size with several sizes needs a batch to divide")
+                .with_hint("--batch N sets the samples per step; --micro-batch-size N takes one size"));
         };
         let all = divisors(batch);
         let mut own: Vec<u64> = all.iter().copied().filter(|size| self.has(*size)).collect();
@@ -84,9 +83,9 @@ impl Sizes {
             let above = all.iter().find(|size| **size > self.most);
             let near: Vec<String> = [below, above].into_iter().flatten().map(u64::to_string).collect();
             return Err(Failure::input(format!(
-                "no micro-batch as large as --micro-batch-size allows divides a batch of {batch}"
+                "no micro-batch size that --micro-batch-size allows divides a batch of {batch}"
             ))
-            .with_hint(format!("micro-batches of {} samples do", near.join(" or "))));
+            .with_hint(format!("micro-batches of {} samples divide it", near.join(" or "))));
         }
         if own.len() > MOST {
             let powers = (0..64).map(|power| 1_u64 << power).take_while(|power| *power <= batch);

@@ -1,4 +1,4 @@
-//! What is planned: a profile graph or a traced model.
+//! The subject of a plan: a profile graph or a traced model.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use tracer::Program;
 
 use crate::workspace::Workspace;
 
-/// What is planned.
+/// The subject of a plan.
 #[derive(Clone, Copy)]
 pub enum Subject<'a> {
     /// A profile graph and its file.
@@ -29,7 +29,7 @@ impl Subject<'_> {
         name_of(self.path())
     }
 
-    /// Returns what stages are cut from; none where that is no archive.
+    /// Returns the program that stages are cut from; `None` if it is not an archive.
     pub(super) fn archive(&self) -> Option<&Program> {
         match self {
             Self::Profile(..) => None,
@@ -40,7 +40,7 @@ impl Subject<'_> {
     }
 }
 
-/// Returns the name of the model in a file.
+/// Returns a model's name from its file.
 pub(super) fn name_of(file: &Path) -> String {
     file.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }

@@ -1,4 +1,4 @@
-//! One paragraph about a plan: what bounds it, what memory costs, what came next, and what would help.
+//! The paragraph of reasons for a plan: what bounds it, the cost of memory, the next best, and what would help.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use schema::{Bytes, InferenceObjective, PlanAnswer, RecomputeUnit, Seconds};
 
 use super::answer::titled;
 
-/// The most stages whose blocks computed again are told one by one.
+/// The most stages whose recomputed blocks are listed one by one.
 const STAGES: usize = 4;
 
-/// Says why a plan is as it is.
+/// Explains a plan.
 pub fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
     let sentences = [
         slowest(problem, solution, answer),
@@ -25,7 +25,7 @@ pub fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Strin
     sentences.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
-/// What bounds the slowest stage.
+/// Explains the slowest stage.
 fn slowest(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<String> {
     let stages = solution.stages.iter().enumerate();
     let (index, stage) = stages.max_by(|a, b| a.1.score.seconds.total_cmp(&b.1.score.seconds))?;
@@ -47,8 +47,7 @@ fn slowest(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Optio
         "host" => "the host, which calls operators one by one,",
         other => other,
     };
-    let mut text =
-        format!("{part} {index} is the slowest: {parts} for each micro-batch; {bound_by} bounds it.");
+    let mut text = format!("{part} {index} is the slowest: {parts} per micro-batch; {bound_by} bounds it.");
     if solution.chunks() > 1 {
         let mut busy: BTreeMap<usize, f64> = BTreeMap::new();
         for stage in &solution.stages {
@@ -68,7 +67,7 @@ fn slowest(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Optio
     Some(text)
 }
 
-/// What a step of one stage takes beside its micro-batches.
+/// The time of a one-stage step in addition to its micro-batches.
 fn ends(solution: &Solution) -> Option<String> {
     let ([stage], Objective::Step(step)) = (solution.stages.as_slice(), solution.objective) else {
         return None;
@@ -81,7 +80,7 @@ fn ends(solution: &Solution) -> Option<String> {
     (rest > 0.001 * step).then(|| format!("After the last of them {what} {}.", Seconds(rest)))
 }
 
-/// What is computed again or waits in host memory, and what that costs.
+/// Reports recomputation and offload, and their cost.
 fn thrown_away(solution: &Solution) -> Option<String> {
     let part = if solution.chunks() > 1 { "chunk" } else { "stage" };
     let is_short =
@@ -90,15 +89,14 @@ fn thrown_away(solution: &Solution) -> Option<String> {
     let short = || solution.stages.iter().enumerate().filter(|(_, stage)| is_short(stage));
     for (index, stage) in short().take(STAGES) {
         let score = &stage.score;
-        let what: Vec<String> = [(score.recompute.len(), "computes"), (score.offload.len(), "offloads")]
+        let what: Vec<String> = [(score.recompute.len(), "recomputes"), (score.offload.len(), "offloads")]
             .into_iter()
             .filter(|(count, _)| *count > 0)
             .map(|(count, verb)| {
-                let again = if verb == "computes" { " again" } else { "" };
                 if score.recompute_unit == RecomputeUnit::Stage {
-                    return "keeps its inputs alone and computes all of its blocks again".to_string();
+                    return "saves only its inputs and recomputes all of its blocks".to_string();
                 }
-                format!("{verb} {count} of {} blocks{again}", stage.blocks.len())
+                format!("{verb} {count} of {} blocks", stage.blocks.len())
             })
             .collect();
         let cost =
@@ -107,7 +105,7 @@ fn thrown_away(solution: &Solution) -> Option<String> {
     }
     let n_more = short().count().saturating_sub(STAGES);
     if n_more > 0 {
-        told.push(format!("{n_more} more {part}s do so, too"));
+        told.push(format!("{n_more} more {part}s do the same"));
     }
     let n_asked = short().filter(|(_, stage)| stage.score.is_as_asked).count();
     let why = if n_asked == 0 {
@@ -120,7 +118,7 @@ fn thrown_away(solution: &Solution) -> Option<String> {
     (!told.is_empty()).then(|| format!("{why}, {}.", told.join(", ")))
 }
 
-/// How full the fullest device is, with all that stands on it, and what it holds.
+/// Reports how full the fullest device is, with all stages on it, and what it holds.
 fn memory(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
     let devices = &problem.machine.devices;
     let held = solution.held(devices.len());
@@ -134,7 +132,7 @@ fn memory(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String
     let limits = stage.and_then(|stage| Some((stage.memory_usable?, stage.memory_limit?)));
     let reserve = match limits {
         Some((usable, limit)) if usable < limit => {
-            format!("; {} of its {limit} are kept clear for what is no tensor", limit - usable)
+            format!("; {} of its {limit} are reserved for everything but tensors", limit - usable)
         }
         _ => String::new(),
     };
@@ -152,7 +150,7 @@ fn memory(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String
     )
 }
 
-/// Devices that are left over.
+/// Reports unused devices.
 fn unused(problem: &Problem, solution: &Solution) -> Option<String> {
     let mut used: Vec<usize> = solution.stages.iter().flat_map(|stage| solution.devices(stage)).collect();
     used.sort_unstable();
@@ -160,9 +158,9 @@ fn unused(problem: &Problem, solution: &Solution) -> Option<String> {
     let n_devices = problem.machine.devices.len();
     (used.len() < n_devices).then(|| {
         let verb = if used.len() == 1 { "is" } else { "are" };
-        // Nothing else was looked for where a plan was given.
+        // For a given plan nothing else was searched.
         let others = match solution.made_by {
-            MadeBy::Strategy(_) => "; no plan was found that gains by the others",
+            MadeBy::Strategy(_) => "; no plan was found that is faster with the others",
             MadeBy::Inference(InferenceObjective::Latency) => {
                 "; a request is on one device at a time, and each further one adds a transfer"
             }
@@ -172,7 +170,7 @@ fn unused(problem: &Problem, solution: &Solution) -> Option<String> {
     })
 }
 
-/// What the fastest device would take alone, and whether it could.
+/// The time on the fastest device alone, and whether the model fits it.
 fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<String> {
     let each = solution.seconds_each();
     let name = Strategy::OneDevice.name();
@@ -188,14 +186,14 @@ fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Op
     let known = answer.runners_up.iter().find(|other| other.strategy == name);
     if let Some(one) = known.and_then(|other| other.seconds) {
         return Some(format!(
-            "One device would take {} a micro-batch, {:.2} times as long.",
+            "One device would take {} per micro-batch, {:.2} times as long.",
             Seconds(one),
             one / each
         ));
     }
     let speed = problem.machine.devices.iter().map(|device| device.speed).fold(0.0, f64::max);
     let one = problem.seconds() / speed;
-    // Where a number of stages was asked for, one device was refused for that alone.
+    // If a number of stages was requested, one device was refused only for that.
     let fits = (known.is_none() || problem.training.stages.is_some()) && {
         let mut free = problem.clone();
         (free.training.stages, free.begins) = (None, None);
@@ -203,20 +201,20 @@ fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Op
         partitioner::fits(&free, Strategy::OneDevice)
     };
     Some(if fits {
-        format!("One device would take {} a micro-batch, {:.2} times as long.", Seconds(one), one / each)
+        format!("One device would take {} per micro-batch, {:.2} times as long.", Seconds(one), one / each)
     } else {
         format!(
-            "The model does not fit one device; with memory enough it would take {} a micro-batch there, {:.2} times as long.",
+            "The model does not fit one device; with enough memory it would take {} per micro-batch there, {:.2} times as long.",
             Seconds(one),
             one / each
         )
     })
 }
 
-/// Other strategies: those that are faster than the one that was asked for, and the next best.
+/// Other strategies: those faster than the requested one, and the next best.
 fn others(answer: &PlanAnswer) -> Option<String> {
     let list = |is_wanted: &dyn Fn(f64) -> bool| -> Vec<String> {
-        // Endless pipelines may be faster; they train otherwise.
+        // Pipelines without a flush may be faster; they train with stale weights.
         let others = answer.runners_up.iter().filter(|other| other.strategy != Strategy::PipeDream.name());
         others
             .filter_map(|other| Some((other, other.loses.filter(|loses| is_wanted(*loses))?)))
@@ -235,7 +233,7 @@ fn others(answer: &PlanAnswer) -> Option<String> {
     (!said.is_empty()).then(|| said.join(" "))
 }
 
-/// What changes of the cluster would give.
+/// The gains of changes to the cluster.
 fn what_would_help(answer: &PlanAnswer) -> Option<String> {
     let gains: Vec<String> = answer
         .what_if

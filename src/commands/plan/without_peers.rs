@@ -1,4 +1,4 @@
-//! What `plan` answers to other planners' questions where the command was built without the feature `peers`.
+//! Refusals of other planners' questions in a command without the feature `peers`.
 
 use schema::{DnnWorkload, PipedreamProfile, PiperWorkload};
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{failure::Failure, output::Output};
 
-/// Returns the workload on the devices that are asked for.
+/// Returns the workload on the requested devices.
 fn on_devices(plan: &Plan, workload: &DnnWorkload) -> Result<DnnWorkload, Failure> {
     let mut workload = workload.clone();
     if plan.machines.len() > 2 {
@@ -45,17 +45,17 @@ pub fn run_latency(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> 
     let bound = match found.n_ideals {
         Some(ideals) if answer.optimal => format!("Proven over all {ideals} ways to cut the graph."),
         Some(ideals) => format!(
-            "Of the {ideals} ways to cut the graph not all combinations were looked at: no placement takes less than {:.6}.",
+            "Not all combinations of the {ideals} ways to cut the graph were searched: no placement takes less than {:.6}.",
             found.lower_bound
         ),
         None => format!(
-            "The graph is too wide for all its cuts, those along one order were looked at; the longest path takes {:.6}.",
+            "The graph is too wide to search all its cuts; those along one order were searched; the longest path takes {:.6}.",
             found.lower_bound
         ),
     };
     let why = format!(
-        "Latency {:.6} of one sample, in the unit of the file: a piece starts when all that it takes is there, and compute and \
-         transfers of an accelerator add up, as its authors do. CPUs run what is ready, as many nodes at once as there are. {bound}",
+        "Latency {:.6} of one sample, in the unit of the file: a piece starts when all its inputs are there, and compute and \
+         transfers of an accelerator add up, as its authors do. CPUs run ready nodes, one per CPU at a time. {bound}",
         found.latency
     );
     answer::print(plan, &answer, Unit::OfFile, &why, output)
@@ -73,12 +73,12 @@ pub fn run_loads(plan: &Plan, workload: &DnnWorkload, output: &mut Output) -> Re
             found.load
         ),
         None => format!(
-            "Largest load {:.6}, in the unit of the file. The graph is too wide for all its cuts; the work that \
+            "Largest load {:.6}, in the unit of the file. The graph is too wide to search all its cuts; the work that \
              must be shared bounds what is possible.",
             found.load
         ),
     };
-    // A file does not say which of the two it is meant for.
+    // A file does not state which of the two it is meant for.
     let is_inference = workload.nodes.iter().all(|node| !node.is_backward);
     let why = if plan.aim.is(Aim::Throughput) || !is_inference {
         why
@@ -150,7 +150,7 @@ pub fn run_piper(plan: &Plan, workload: &PiperWorkload, output: &mut Output) -> 
         let machines = plan.machines.iter().try_fold(1_u32, |product, &count| product.checked_mul(count));
         workload.n_devices = match machines {
             Some(machines @ 1..=100_000) => machines,
-            _ => return Err(Failure::input("--machines must come to between 1 and 100000")),
+            _ => return Err(Failure::input("--machines must describe 1 to 100000 machines")),
         };
     }
     if plan.bandwidth.len() > 1 {
@@ -171,7 +171,7 @@ pub fn run_piper(plan: &Plan, workload: &PiperWorkload, output: &mut Output) -> 
     let found = piper_plan(&workload, options).map_err(Failure::no)?;
     let answer = piper_answer(plan, &workload, &found);
     let why = format!(
-        "Time for each sample, in seconds where the file's times are: the slowest stage's compute and transfers, as its authors \
+        "Time per sample, in seconds if the file's times are: the slowest stage's compute and transfers, as its authors \
          add them up. {} over {} ways to cut the graph; implementations are picked exactly within each device's memory.",
         if found.stages.len() == 1 {
             "1 stage".to_string()
@@ -213,7 +213,7 @@ fn piper_answer(plan: &Plan, workload: &PiperWorkload, found: &PiperPlan) -> Pla
     PlanAnswer {
         schema_version: answer::SCHEMA_VERSION,
         model: plan.model_name(),
-        strategy: "time for each sample (Piper)".to_string(),
+        strategy: "time per sample (Piper)".to_string(),
         micro_batches: Some(workload.micro_batches),
         period_seconds: Some(found.period),
         lower_bound_seconds: found.lower_bound,

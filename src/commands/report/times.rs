@@ -4,25 +4,25 @@ use schema::Plan;
 
 use crate::{commands::plan::costs, cost_models::CostModels, operator_stages, workspace::Workspace};
 
-/// Predicts operators, forward and backward, each on its stage's first device; blocks that no stage names on the
-/// cluster's first. The sums over stages are the plan's.
+/// Predicts operators, forward and backward, each on its stage's first device; blocks without a stage on the cluster's
+/// first. The sums over stages are the plan's.
 ///
 /// # Errors
-/// Says whose times the plan believes, where they are others than these: a page must not mix the two.
+/// Names the source of the plan's times, if it is not the source of these: a page must not mix the two.
 pub fn of_plan(
     plan: &Plan,
     stages: &[Option<u32>],
     workspace: &Workspace,
     models: &CostModels,
 ) -> Result<Vec<f64>, String> {
-    let theirs = plan.predicted.times.as_ref().ok_or("the plan does not say whose times it believes")?;
+    let theirs = plan.predicted.times.as_ref().ok_or("the plan does not name the source of its times")?;
     let options = costs::options_of(theirs);
     let type_of = |name: &str| {
         let device = plan.cluster.devices.iter().find(|device| device.name == name);
         device.map(|device| device.type_.as_str()).ok_or_else(|| format!("`{name}` is not in the cluster"))
     };
     let times_of = |name: &str| {
-        let figures = plan.cluster.types.get(name).ok_or_else(|| format!("`{name}` is not described"))?;
+        let figures = plan.cluster.types.get(name).ok_or_else(|| format!("`{name}` has no description"))?;
         let mut times = costs::times(&workspace.graph, &workspace.costs, &models.of(name, figures), &options);
         if let Some(shared) = &workspace.shared {
             times.add(&shared.exchange_seconds(&workspace.graph, &plan.cluster));
@@ -35,7 +35,10 @@ pub fn of_plan(
     let base = plan.cluster.devices.first().ok_or("the cluster is empty")?.type_.as_str();
     let times = times_of(base)?;
     if theirs.cost_model != times.from.cost_model {
-        return Err(format!("the plan believes {}, this page {}", theirs.cost_model, times.from.cost_model));
+        return Err(format!(
+            "the plan's times are from {}, this page's from {}",
+            theirs.cost_model, times.from.cost_model
+        ));
     }
     let mut types = Vec::with_capacity(plan.stages.len());
     for (index, stage) in plan.stages.iter().enumerate() {
@@ -48,7 +51,7 @@ pub fn of_plan(
     {
         seconds[operator] += times.seconds[operator].forward;
     }
-    // A plan takes another type of device to be faster or slower as a whole: its operators share the stage's time.
+    // A plan scales another type of device by one factor: its operators share the stage's time in proportion.
     let mut sums = vec![0.0; plan.stages.len()];
     for (stage, seconds) in stages.iter().zip(&seconds) {
         if let Some(stage) = stage {

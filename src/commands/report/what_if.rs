@@ -1,14 +1,14 @@
 //! The what-if grid of a report: the same stages, simulated again for each schedule, number of micro-batches and
 //! link speed.
 //!
-//! Steps at the plan's link speeds are also drawn, as many as keep the page small.
+//! Steps at the plan's link speeds are also drawn, within a limit on the page's size.
 
 use schema::{Bytes, Plan, ReportWhatIf, SimulatedPlan, Timeline, WhatIfCell, WhatIfDevice};
 use simulator::{PlanOptions, PlannedStep, USES, order::Schedule};
 
 use crate::commands::simulate::{self, picture};
 
-/// Schedules worth a row beside the plan's own, simplest first.
+/// Schedules with a row, in addition to the plan's own, simplest first.
 const SCHEDULES: [Schedule; 9] = [
     Schedule::GPipe,
     Schedule::OneForwardOneBackward,
@@ -24,19 +24,19 @@ const LINKS: [f64; 3] = [0.5, 1.0, 2.0];
 const AS_PLANNED: usize = 1;
 /// Factors on the plan's micro-batches, in quarters.
 const QUARTERS: [u32; 5] = [1, 2, 4, 8, 16];
-/// Operations of all simulations together; what would exceed it stays empty.
+/// The most operations of all simulations; cells beyond it stay empty.
 const MOST_OPS: usize = 1_500_000;
-/// Searched orders beyond this many operations are left out: the search is not linear.
+/// The most operations of a searched order: the search is not linear.
 const MOST_SEARCHED_OPS: u64 = 6_000;
-/// Operations of a step that is drawn, and of all of them: some two bytes of the page for each.
+/// The most operations of a drawn step, and of all drawn steps: each takes some two bytes of the page.
 const MOST_DRAWN_OPS: usize = 2_000;
 const MOST_DRAWN_OPS_IN_ALL: usize = 5_000;
-/// Rows of devices in all cells together: some ten bytes of the page for each.
+/// The most rows of devices in all cells: each takes some ten bytes of the page.
 const MOST_DEVICES_IN_ALL: usize = 4_000;
 
-/// Simulates the grid. A cell that cannot run says why; a schedule that never can has no row.
+/// Simulates the grid. A cell that cannot run has a reason; a schedule that never can has no row.
 ///
-/// Returns also steps to be drawn, by the number of their cell, and the devices of each cell.
+/// Also returns the drawn steps, by the number of their cell, and the devices of each cell.
 pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> Grid {
     let mut counts: Vec<u32> = QUARTERS
         .iter()
@@ -48,7 +48,7 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> Grid {
     counts.sort_unstable();
     counts.dedup();
     let own = Schedule::from_name(&simulated.schedule).ok();
-    // A schedule orders stages; to a single one they are all the same.
+    // A schedule orders stages: with one stage all are the same.
     let mut schedules: Vec<Schedule> = if plan.stages.len() > 1 { SCHEDULES.to_vec() } else { Vec::new() };
     if let Some(own) = own.filter(|own| !schedules.contains(own)) {
         schedules.insert(0, own);
@@ -92,7 +92,7 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> Grid {
         ),
         micro_batches: counts,
         schedules: kept.iter().map(|(schedule, _)| schedule.name().to_string()).collect(),
-        // Others may be faster, and nobody gets stages for them.
+        // Other schedules may be faster, but stages cannot be written for them.
         is_planned: kept
             .iter()
             .map(|(schedule, _)| {
@@ -107,24 +107,24 @@ pub fn grid(plan: &Plan, simulated: &SimulatedPlan) -> Grid {
     Grid { grid, steps, devices }
 }
 
-/// The grid, and what of it stands apart in a page.
+/// The grid, and the parts that are stored apart in a page.
 pub struct Grid {
     /// The answers.
     pub grid: ReportWhatIf,
-    /// Steps that are drawn, by the number of their cell.
+    /// Drawn steps, by the number of their cell.
     pub steps: Vec<(usize, Timeline)>,
     /// Devices by cell.
     pub devices: Vec<Vec<WhatIfDevice>>,
 }
 
-/// What is still simulated and drawn, and whether cells have their devices.
+/// What may still be simulated and drawn, and whether cells have their devices.
 struct Left {
     simulated: usize,
     drawn: usize,
     has_devices: bool,
 }
 
-/// An answer, its step where it is drawn, and its devices.
+/// An answer, its step if drawn, and its devices.
 #[derive(Clone, Default)]
 struct Cell {
     answer: WhatIfCell,
@@ -140,7 +140,7 @@ fn column(plan: &Plan, schedule: Schedule, micro_batches: u32, left: &mut Left) 
     };
     let ops = 3 * plan.stages.len() as u64 * u64::from(micro_batches);
     if ops > left.simulated as u64 || (schedule.depends_on_costs() && ops > MOST_SEARCHED_OPS) {
-        return no("too large to be simulated for a report; `model-analyze simulate` does it".to_string());
+        return no("too large to simulate for a report; use `model-analyze simulate`".to_string());
     }
     let options = PlanOptions {
         schedule: Some(schedule.name().to_string()),

@@ -1,52 +1,52 @@
-//! Flags of gradient sync, sharding, offload and tensor parallelism: they override what the plan says.
+//! Flags of gradient sums, sharding, offload and tensor parallelism: they override the plan.
 
 use clap::{Args, ValueEnum};
 use schema::{Bytes, CollectiveKind, Execution, OffloadMode, ShardingLevel, SyncOrder};
 
-/// How a plan is carried out beyond its stages.
+/// How a plan is executed, in addition to its stages.
 #[derive(Args)]
-#[command(next_help_heading = "Execution, instead of what the plan says")]
+#[command(next_help_heading = "Execution, instead of the plan's")]
 pub(super) struct ExecutionArguments {
     /// When replicas send gradients [default: bucketed]
     #[arg(long, value_enum, value_name = "WHEN", conflicts_with_all = ["csv", "ranks"])]
     sync: Option<SyncName>,
-    /// How replicas and tensor-parallel groups exchange [default: fastest; with fifo and p3 a parameter server]
+    /// Collective of replicas and tensor-parallel groups [default: fastest; with fifo and p3 a parameter server]
     #[arg(long, value_enum, value_name = "HOW", conflicts_with_all = ["csv", "ranks"])]
     collective: Option<CollectiveName>,
-    /// Parameter servers [default: one for each replica]
+    /// Parameter servers [default: one per replica]
     #[arg(long, value_name = "N", conflicts_with_all = ["csv", "ranks"])]
     servers: Option<u32>,
-    /// Parameter servers are on machines of their own: fifo and p3 use both directions of their links at once
+    /// Parameter servers are on separate machines: fifo and p3 use both directions of their links at once
     #[arg(long, conflicts_with_all = ["csv", "ranks"])]
     servers_apart: bool,
-    /// Bytes of a bucket [default: 26214400, the first 1048576]
+    /// Bytes per bucket [default: 26214400, the first 1048576]
     #[arg(long, value_name = "BYTES", conflicts_with_all = ["csv", "ranks"])]
     bucket: Option<u64>,
-    /// Most bytes of a message of fifo and p3 [default with p3: 160000]
+    /// Most bytes per message of fifo and p3 [default with p3: 160000]
     #[arg(long, value_name = "BYTES", conflicts_with_all = ["csv", "ranks"])]
     slice: Option<u64>,
-    /// What replicas share out instead of keeping a copy each [default: none]
+    /// State that replicas shard instead of each keeping a copy [default: none]
     #[arg(long, visible_alias = "zero", value_enum, value_name = "LEVEL", conflicts_with_all = ["csv", "ranks"])]
     sharding: Option<ShardingName>,
-    /// Replicas that share out together, 8 for a node of eight; each such group holds all [default: all replicas]
+    /// Replicas that shard together, 8 for a node of eight; each such group holds all state [default: all replicas]
     #[arg(long, value_name = "N")]
     sharding_group: Option<u32>,
-    /// How offloaded activations travel [default: both]
+    /// How offloaded activations are copied [default: both]
     #[arg(long, value_enum, value_name = "MODE", conflicts_with_all = ["csv", "ranks"])]
     offload: Option<OffloadName>,
-    /// Passes that offload copies may run ahead [default: 2]
+    /// Number of passes that offload copies may run ahead [default: 2]
     #[arg(long, value_name = "N", conflicts_with_all = ["csv", "ranks"])]
     prefetch: Option<u32>,
-    /// Share of every stage's activations that waits in host memory, from 0 to 1
+    /// Share of every stage's activations that moves to host memory, from 0 to 1
     #[arg(long, value_name = "SHARE", conflicts_with_all = ["csv", "ranks"])]
     offload_share: Option<f64>,
-    /// Estimate the plan with every stage's layers cut across groups of so many of its devices
+    /// Estimate the plan with every stage's layers sharded over groups of this many of its devices
     #[arg(long, value_name = "N", conflicts_with_all = ["csv", "ranks"])]
     tensor_parallel: Option<u32>,
-    /// How many times as long kernels take beside a collective on their device [default: 1]
+    /// Factor by which kernels are slower while a collective runs on their device [default: 1]
     #[arg(long, value_name = "FACTOR", conflicts_with_all = ["csv", "ranks"])]
     overlap_slowdown: Option<f64>,
-    /// Let all stages of a pipedream take the weights that the first one had when a micro-batch came in
+    /// All stages of a pipedream schedule use the weights that the first one had when the micro-batch entered
     #[arg(long, conflicts_with = "csv")]
     vertical_sync: bool,
     /// Senders wait until their values have arrived
@@ -57,17 +57,17 @@ pub(super) struct ExecutionArguments {
 /// When gradients are sent.
 #[derive(Clone, Copy, ValueEnum)]
 enum SyncName {
-    /// When a replica's whole backward is over
+    /// After a replica's whole backward pass
     AfterBackward,
-    /// A bucket as soon as its gradients exist, as DDP and Horovod do
+    /// Each bucket as soon as its gradients exist, as DDP and Horovod do
     Bucketed,
-    /// A layer as soon as its gradients exist, first come, first served
+    /// Each layer as soon as its gradients exist, first come, first served
     Fifo,
-    /// In slices, the layers that the next forward pass needs first go first
+    /// In slices, first those of the layers that the next forward pass needs first
     P3,
 }
 
-/// How a collective is carried out.
+/// The collective's algorithm.
 #[derive(Clone, Copy, ValueEnum)]
 enum CollectiveName {
     /// The fastest of ring, tree and hierarchical
@@ -82,7 +82,7 @@ enum CollectiveName {
     ParameterServer,
 }
 
-/// What replicas share out.
+/// The sharding level.
 #[derive(Clone, Copy, ValueEnum)]
 enum ShardingName {
     /// Nothing
@@ -95,21 +95,21 @@ enum ShardingName {
     Zero3,
 }
 
-/// How offloaded activations travel.
+/// How offloaded activations are copied.
 #[derive(Clone, Copy, ValueEnum)]
 enum OffloadName {
-    /// Pageable memory, computation waits
+    /// From pageable memory, computation waits
     Naive,
-    /// Pinned memory, computation waits
+    /// From pinned memory, computation waits
     Pinned,
-    /// Asynchronous calls on pageable memory, which the driver makes wait
+    /// By asynchronous calls on pageable memory, which the driver makes blocking
     NonBlocking,
-    /// Pinned memory on streams of their own
+    /// From pinned memory on streams of their own
     Both,
 }
 
 impl ExecutionArguments {
-    /// Returns what the flags choose.
+    /// Returns the flags' choices.
     pub(super) fn execution(&self) -> Execution {
         Execution {
             sync: self.sync.map(|name| match name {
@@ -149,12 +149,12 @@ impl ExecutionArguments {
         }
     }
 
-    /// Tells whether all stages take the first one's weights.
+    /// Tells whether all stages use the first one's weights.
     pub(super) fn vertical_sync(&self) -> bool {
         self.vertical_sync
     }
 
-    /// Returns the share of the activations that waits in host memory.
+    /// Returns the share of the activations that moves to host memory.
     pub(super) fn offloaded(&self) -> Option<f64> {
         self.offload_share
     }

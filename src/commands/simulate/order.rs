@@ -1,4 +1,4 @@
-//! Orders by themselves: read or made, checked, and timed exactly with uniform costs.
+//! Orders without a plan: read or made, checked, and timed exactly with uniform costs.
 
 use schema::{LintFinding, LintedOrder, SimulatedOrder, TIMELINE_VERSION, Timeline};
 use simulator::{
@@ -30,7 +30,7 @@ pub(super) fn read_cost(text: &str) -> Result<Cost, String> {
         hop: number("hop latency", hop)?,
     };
     if cost.forward == 0 && cost.backward() == 0 {
-        return Err("all operations take no time: at least one of F, I and W must be above 0".to_string());
+        return Err("at least one of F, I and W must be above 0".to_string());
     }
     Ok(cost)
 }
@@ -53,7 +53,7 @@ pub(super) fn read(name: &str, text: &str, chain: Option<u32>) -> Result<Order, 
     })
 }
 
-/// Returns a schedule and what it is made for.
+/// Returns a schedule and its shape.
 pub(super) fn shape(
     name: &str,
     ranks: u32,
@@ -70,7 +70,7 @@ pub(super) fn make(schedule: Schedule, shape: Shape, cost: Cost) -> Result<Order
     make_for_costs(schedule, shape, cost).map_err(order_failure)
 }
 
-/// Returns what each stage of an endless pipeline keeps; nothing where steps end with a flush.
+/// Returns the weight versions of each stage of a pipeline without a flush; `None` for schedules with one.
 pub(super) fn versions(
     schedule: Schedule,
     ranks: u32,
@@ -88,7 +88,7 @@ pub(super) fn versions(
     Ok(updates.map_or_else(Vec::new, |updates| simulator::kept(&vec![1; ranks as usize], updates)))
 }
 
-/// Times an order of which it is known what a check finds; the timeline is made only when it is wanted.
+/// Times an order with a known lint result; the timeline is made only on demand.
 pub(super) fn simulate(
     name: &str,
     (order, report): (&Order, Report),
@@ -100,7 +100,9 @@ pub(super) fn simulate(
         let more = report.errors().count() - 1;
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
         return Err(Failure::no(format!("{name}: {first}{more}")).with_hint(match copies(order) {
-            Some(chain) => format!("the order fits two copies of {chain} stages: add --chain {chain}"),
+            Some(chain) => {
+                format!("this is a valid order of two copies of {chain} stages: add --chain {chain}")
+            }
             None => "--lint lists every problem".to_string(),
         }));
     }
@@ -158,7 +160,7 @@ pub(super) fn print<P: Program>(
     }
 }
 
-/// Returns the stages of a copy when a wrong order would be right as two copies of the model.
+/// Returns the stages of a copy if a wrong order is valid for two copies of the model.
 fn copies(order: &Order) -> Option<u32> {
     let chain = order.chain / 2;
     let halves = Order { chain, ..order.clone() };

@@ -11,16 +11,16 @@ use simulator::{
 use super::plan::{Simulated, describe};
 use crate::failure::Failure;
 
-/// Checks that the name says what to draw, before any work is done.
+/// Checks the timeline's format by its name, before any work is done.
 pub(super) fn check_name(path: &Path) -> Result<(), Failure> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg" | "json") => Ok(()),
-        _ => Err(Failure::input(format!("{}: a timeline is drawn as .svg or .json", path.display()))
+        _ => Err(Failure::input(format!("{}: the timeline must be an .svg or .json", path.display()))
             .with_hint("use .svg for a picture, .json for a trace that ui.perfetto.dev opens")),
     }
 }
 
-/// Draws a timeline as the name says.
+/// Draws a timeline in the format of the name.
 pub(super) fn draw(path: &Path, timeline: &Timeline) -> Result<String, Failure> {
     if path.extension().is_some_and(|extension| extension == "svg") {
         Ok(viz::gantt::svg(timeline))
@@ -32,7 +32,7 @@ pub(super) fn draw(path: &Path, timeline: &Timeline) -> Result<String, Failure> 
 /// Returns the timeline of an order.
 pub(super) fn of_order(name: &str, order: &Order, clock: &Clock, spans: &[Vec<Span>]) -> Timeline {
     let mut tracks = Vec::new();
-    // Where each forward and backward of a stage and micro-batch is.
+    // The spans of each forward and backward pass.
     let mut made: BTreeMap<(u32, u32, bool), (u32, u32)> = BTreeMap::new();
     for (rank, spans) in spans.iter().enumerate() {
         let mut track = Track { device: rank as u32, stream: "compute".to_string(), spans: Vec::new() };

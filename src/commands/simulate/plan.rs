@@ -11,10 +11,10 @@ use simulator::{
 use super::{order::list, order_failure};
 use crate::{columns::table, failure::Failure};
 
-/// More tasks than this are not simulated again for every device and link.
+/// The most tasks for which savings are simulated for every device and link.
 const MAX_SAVING_TASKS: usize = 20_000_000;
 
-/// A plan, its times and the answer made of them.
+/// A plan, its times and the answer about them.
 pub(super) struct Simulated {
     pub(super) step: PlannedStep,
     pub(super) timeline: Timeline,
@@ -32,15 +32,16 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
     let mut notes = step.notes.clone();
     let period = match step.period() {
         Err(simulator::SimulateError::TooLarge { .. }) => {
-            notes.push("the period is the step: several steps are too large to simulate".to_string());
+            notes.push(
+                "the period shown is the step: the plan is too large to simulate several steps".to_string(),
+            );
             timeline.step
         }
         period => period.map_err(in_plan)?,
     };
     if savings.is_none() {
         notes.push(
-            "savings are left out: the plan is too large to simulate once for each device and link"
-                .to_string(),
+            "savings are left out: the plan is too large to simulate once per device and link".to_string(),
         );
     }
     let device_name = |device: usize| plan.cluster.devices[device].name.clone();
@@ -83,7 +84,7 @@ pub(super) fn simulate(name: &str, plan: &Plan, options: &PlanOptions) -> Result
     Ok(Simulated { step, timeline, answer })
 }
 
-/// Times a plan and says what its step divides into.
+/// Times a plan and returns the parts of its step.
 pub(super) fn step(name: &str, plan: &Plan) -> Result<super::Step, Failure> {
     let step = from_plan(plan, &PlanOptions::default()).map_err(|error| plan_failure(name, plan, error))?;
     let in_plan = |error: simulator::SimulateError| Failure::input(format!("{name}: {error}"));
@@ -123,7 +124,7 @@ fn plan_failure(name: &str, plan: &Plan, error: PlanError) -> Failure {
                 .with_hint(format!("the cluster's devices begin with {}", names.join(", ")))
         }
         PlanError::Placement { .. } | PlanError::Uneven { .. } => Failure::input(format!("{name}: {error}"))
-            .with_hint("plan again for this schedule, or simulate the one that the plan was made for"),
+            .with_hint("plan again for this schedule, or simulate the plan's own"),
         _ => Failure::input(format!("{name}: {error}")),
     }
 }
@@ -211,7 +212,7 @@ fn critical_path(
             }
             _ => device_name(device),
         };
-        // Parts of a task that run beside the one before it are not the step's time.
+        // Parts of a task that overlap the previous one take no time of the step.
         let from = task.start.max(end);
         path.push(CriticalStep {
             place,
@@ -225,20 +226,20 @@ fn critical_path(
     path
 }
 
-/// What each stage of a pipeline without a flush keeps.
+/// The weight versions of each stage of a pipeline without a flush.
 pub(super) fn versions(kept: &[Kept]) -> Vec<StageVersions> {
     let of = |stage: &Kept| StageVersions { kept: stage.versions, staleness: stage.staleness };
     kept.iter().map(of).collect()
 }
 
-/// The same for people: nothing where steps end with a flush.
+/// The same for people: empty if steps end with a flush.
 pub(super) fn versions_text(versions: &[StageVersions], width: usize) -> String {
     if versions.is_empty() {
         return String::new();
     }
     let row = |of: fn(&StageVersions) -> u32| list(&versions.iter().map(of).collect::<Vec<_>>());
     format!(
-        "{:<width$}{}  (of each stage's weights, kept at once)\n{:<width$}{}  (updates that each stage's gradients miss)\n",
+        "{:<width$}{}  (weight versions per stage)\n{:<width$}{}  (updates by which gradients are stale, per stage)\n",
         "versions",
         row(|stage| stage.kept),
         "staleness",
@@ -246,7 +247,7 @@ pub(super) fn versions_text(versions: &[StageVersions], width: usize) -> String 
     )
 }
 
-/// Names a task, and says what it is.
+/// Returns the name and the kind of a task.
 pub(super) fn describe(work: &Work) -> (String, SpanKind) {
     match work {
         Work::Compute { op, partner } => {
@@ -277,7 +278,7 @@ pub(super) fn describe(work: &Work) -> (String, SpanKind) {
 /// Writes the answer for people.
 pub(super) fn text(answer: &SimulatedPlan) -> String {
     let mut text = format!(
-        "{}, {} micro-batches\n\nstep          {}\nlongest span  {}\nperiod        {}  ({} a micro-batch)\nbubble        {:.1} %\n",
+        "{}, {} micro-batches\n\nstep          {}\nlongest span  {}\nperiod        {}  ({} per micro-batch)\nbubble        {:.1} %\n",
         answer.schedule,
         answer.micro_batches,
         answer.step_seconds,
@@ -343,7 +344,7 @@ pub(super) fn text(answer: &SimulatedPlan) -> String {
     text
 }
 
-/// The chain of operations, neighbours on the same place drawn together.
+/// The chain of operations; consecutive ones at the same place are drawn together.
 fn critical_text(path: &[CriticalStep]) -> String {
     const SHOWN: usize = 16;
     let mut runs: Vec<(&str, Vec<&str>, f64)> = Vec::new();

@@ -1,4 +1,4 @@
-//! What else could have been done: the best of each family, what people do by hand, and what the winner saves.
+//! The alternatives: the best of each family, rule-of-thumb cuts, and the savings of the chosen plan.
 
 use partitioner::{
     MadeBy, MicroBatches, PlanError, Planned, Problem, STRATEGIES, Solution, Strategy, plan_with,
@@ -7,7 +7,7 @@ use schema::{ComparedPlan, Seconds, SimulatedPlan, StepSplit};
 
 use crate::{commands::simulate, failure::Failure};
 
-/// What a plan is, whatever made it.
+/// The family of a plan, whichever strategy made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     OneDevice,
@@ -31,13 +31,13 @@ pub struct Row {
     split: Option<StepSplit>,
 }
 
-/// Compares: the best of each family and what people do by hand; then every strategy.
+/// The comparison: the best of each family and rule-of-thumb cuts; then every strategy.
 pub struct Comparison {
     pub families: Vec<Row>,
     pub strategies: Vec<Row>,
 }
 
-/// Simulates what else could have been done; `every` strategy, or the best of each family.
+/// Simulates the alternatives; `every` strategy, or the best of each family.
 pub fn compare(
     problem: &Problem,
     solved: &Planned,
@@ -45,7 +45,7 @@ pub fn compare(
     every: bool,
     plan: impl Fn(&Solution) -> schema::Plan,
 ) -> Comparison {
-    // The same number of micro-batches, or the comparison would be of different work.
+    // With the same number of micro-batches, so that the same work is compared.
     let mut problem = problem.clone();
     problem.training.micro_batches = MicroBatches::About(solved.best.micro_batches);
     let row = |name: &str, solution: &Solution| -> Result<Row, Failure> {
@@ -56,7 +56,7 @@ pub fn compare(
             let other = simulate::step(name, &plan(solution))?;
             (other.step, other.split, other.micro_batches)
         };
-        // Replicas may want a few micro-batches more or less.
+        // With replicas, the number of micro-batches may differ slightly.
         let scale = f64::from(simulated.micro_batches) / f64::from(n.max(1));
         Ok(Row {
             answer: ComparedPlan {
@@ -73,7 +73,7 @@ pub fn compare(
             split: Some(scaled(split, scale)),
         })
     };
-    // A schedule may not be able to run a plan.
+    // Some schedules cannot run a plan.
     let row = |name: &str, solution: &Solution| {
         row(name, solution).unwrap_or_else(|failure| {
             let reason = failure.to_string();
@@ -95,7 +95,7 @@ pub fn compare(
         ("data parallel", Family::Whole, [Strategy::DataParallel, Strategy::DataParallel]),
         ("best hybrid", Family::Hybrid, [Strategy::Hybrid, Strategy::Hybrid]),
     ] {
-        // Who asks for a number of stages is told what none would take.
+        // A user who requests a number of stages also sees the plan without stages.
         let is_left_out = wanted == Family::Whole && problem.training.stages.is_some_and(|n| n > 1);
         families.push(match best_of(wanted) {
             Some(solution) => row(name, solution),
@@ -115,7 +115,7 @@ pub fn compare(
             Err(error) => no(name, words(&error)),
         });
     }
-    // Who names a strategy may get one that is best of nothing.
+    // The plan of a named strategy may be the best of no family.
     if !families.iter().any(|row| row.answer.is_chosen) {
         families.push(row(solved.best.made_by.name(), &solved.best));
     }
@@ -153,7 +153,7 @@ fn no(name: &str, reason: String) -> Row {
     Row { answer, split: None }
 }
 
-/// Says why a family has no plan.
+/// Returns why a family has no plan.
 fn why_not(problem: &Problem, solved: &Planned, wanted: Family, strategies: &[Strategy]) -> String {
     if let Some((_, error)) = solved.failed.iter().find(|(strategy, _)| strategies.contains(strategy)) {
         return words(error);
@@ -162,11 +162,11 @@ fn why_not(problem: &Problem, solved: &Planned, wanted: Family, strategies: &[St
     match wanted {
         Family::Hybrid if n_devices < 4 => "two stages of two replicas need four devices".to_string(),
         _ if n_devices < 2 => "there is one device".to_string(),
-        _ => "it was not asked for".to_string(),
+        _ => "it was not requested".to_string(),
     }
 }
 
-/// A planner's error in as many words as fit a line.
+/// A planner's error, short enough for a line.
 fn words(error: &PlanError) -> String {
     match error {
         PlanError::Memory { block, needed, device, limit } => {
@@ -186,7 +186,7 @@ fn scaled(split: StepSplit, by: f64) -> StepSplit {
     StepSplit { compute, imbalance, bubble, latency, bandwidth, host, optimizer }
 }
 
-/// Says why the winner wins: what it saves against the best other family, and against the best split by hand.
+/// Explains the choice: the savings against the best other family, and against the best split by hand.
 pub fn why(simulated: &SimulatedPlan, comparison: &Comparison) -> Vec<String> {
     let is_by_hand = |row: &Row| row.answer.name.ends_with("by hand");
     let next = |by_hand: bool| {
@@ -213,7 +213,7 @@ fn reason(simulated: &SimulatedPlan, row: &Row) -> Option<String> {
     let theirs = parts(row.split.as_ref()?);
     let mut saved: Vec<(&str, f64)> =
         parts(&simulated.split).iter().zip(theirs).map(|(ours, other)| (ours.0, other.1 - ours.1)).collect();
-    // What is under a part in two hundred of the step explains nothing.
+    // Less than 0.5 % of the step explains nothing.
     saved.retain(|(_, seconds)| seconds.abs() > 0.005 * step);
     saved.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
     let say = |parts: Vec<&(&str, f64)>| {

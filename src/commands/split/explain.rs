@@ -1,11 +1,11 @@
-//! What `split --explain` adds to the screen: what bounds each stage, all strategies, what would help.
+//! The additions of `split --explain`: the bottleneck of each stage, all strategies, what would help.
 
 use schema::{Bytes, Seconds};
 
 use super::{Found, screen::compared};
 use crate::columns::{columns, table};
 
-/// More operations of the critical path than this are not listed.
+/// The most operations of the critical path that are listed.
 const CRITICAL: usize = 12;
 
 /// Everything that the screen leaves out.
@@ -16,16 +16,8 @@ pub fn text(found: &Found) -> String {
 }
 
 fn bounds(found: &Found) -> String {
-    let header = [
-        "stage",
-        "compute",
-        "sync",
-        "transfers",
-        "bound by",
-        "memory",
-        "sends / sends back",
-        "computed again",
-    ];
+    let header =
+        ["stage", "compute", "sync", "transfers", "bound by", "memory", "sends / sends back", "recomputed"];
     let mut rows = vec![header.map(String::from)];
     for (index, stage) in found.answer.stages.iter().enumerate() {
         rows.push([
@@ -50,7 +42,7 @@ fn bounds(found: &Found) -> String {
         ]);
     }
     format!(
-        "\nwhat bounds each stage, for a micro-batch\n{}",
+        "\nwhat bounds each stage, per micro-batch\n{}",
         table(&rows, "  ", |column| [0, 1, 2, 3, 5].contains(&column))
     )
 }
@@ -69,7 +61,7 @@ fn tried(found: &Found) -> String {
     };
     let rows: Vec<[String; 3]> = found.tried.iter().map(row).collect();
     format!(
-        "\nmicro-batches in a step, and the time of each\n{}",
+        "\nmicro-batches per step, and the time of each\n{}",
         columns(&rows, "  ", |column| [0, 1].contains(&column))
     )
 }

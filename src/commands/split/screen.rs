@@ -1,4 +1,4 @@
-//! The one screen that `split` ends with.
+//! The screen that `split` prints at the end.
 
 use partitioner::Strategy;
 use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
@@ -11,12 +11,12 @@ use crate::{
     visible::cell,
 };
 
-/// Narrower terminals see less of a comparison.
+/// On terminals narrower than this a comparison has fewer columns.
 const NARROW: usize = 80;
-/// More stages than this are not all listed.
+/// The most stages that are all listed.
 const STAGES: usize = 10;
 
-/// Everything in one JSON document; the parts are the answers of `plan` and `simulate`.
+/// All results in one JSON document; its parts are the answers of `plan` and `simulate`.
 pub fn answer(found: &Found) -> SplitAnswer {
     let answers = |rows: &[Row]| rows.iter().map(|row| row.answer.clone()).collect::<Vec<_>>();
     let is_by_hand = |row: &&Row| Strategy::from_name(&row.answer.name).is_some_and(Strategy::is_rule);
@@ -59,11 +59,11 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
         )];
         if names.iter().any(|name| name == "train.py") {
             let train = format!("python {}", quoted(&format!("{folder}/train.py")));
-            next.push((format!("{train} --check"), "two steps of the schedule beside one process"));
+            next.push((format!("{train} --check"), "compares two steps of the schedule with one process"));
             next.push(if found.is_training {
                 (train, "trains them, one process per device")
             } else {
-                (format!("{train} --allow-eval"), "train them as they were traced: in eval mode")
+                (format!("{train} --allow-eval"), "trains them as traced: in eval mode")
             });
         }
         text.push_str("\nnext\n");
@@ -75,14 +75,14 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
                 ("traced", "Trace it with --train")
             };
             text.push_str(&format!(
-                "\nThe model was {made} in eval mode: training leaves dropout off and the statistics of batch norms as they are.\n\
-                 {advice} to train it as it is meant.\n",
+                "\nThe model was {made} in eval mode: training keeps dropout off and does not update the statistics of batch norms.\n\
+                 {advice} to train normally.\n",
             ));
         }
         if found.plan.schedule == "pipedream" {
             text.push_str(
-                "\ntrain.py updates the weights after each micro-batch, by gradients of older ones, unless a note says otherwise: its\n\
-                 losses are not those of one process. --schedule 1F1B drains after each step, and its gradients are exact.\n",
+                "\ntrain.py updates the weights after each micro-batch, with gradients of older weights, unless a note says otherwise: its\n\
+                 losses differ from those of one process. --schedule 1F1B has a flush after each step, and exact gradients.\n",
             );
         }
     }
@@ -117,13 +117,13 @@ fn headline(found: &Found) -> String {
         None => format!(", each layer on {} devices", shared.degree),
     });
     let shared = shared.unwrap_or_default();
-    // A schedule says in what order stages work; a single one has no choice.
+    // A schedule orders stages: with one stage there is no choice.
     let schedule = if plan.stages.len() > 1 { format!(" under {}", plan.schedule) } else { String::new() };
     let sharing =
-        found.answer.sharding.as_ref().map(|level| format!(" sharing by {level}")).unwrap_or_default();
+        found.answer.sharding.as_ref().map(|level| format!(" sharded by {level}")).unwrap_or_default();
     let size = plan.micro_batch_size.map(|samples| format!(" of {samples} samples")).unwrap_or_default();
     format!(
-        "{}: {shape}{shared}{sharing}{schedule}, {} micro-batches{size} a step\n\n",
+        "{}: {shape}{shared}{sharing}{schedule}, {} micro-batches{size} per step\n\n",
         found.name, plan.micro_batches
     )
 }
@@ -177,7 +177,7 @@ fn stages(plan: &Plan, found: &Found, every: bool) -> String {
     table(&rows, "  ", |column| [0, 1, 4, 5, 6].contains(&column))
 }
 
-/// First and last of a list.
+/// The first and last of a list.
 fn ends(names: &[String]) -> String {
     match names {
         [] => String::new(),
@@ -186,7 +186,7 @@ fn ends(names: &[String]) -> String {
     }
 }
 
-/// A label and words that go on below where they are many.
+/// A label and text, wrapped with an indent.
 pub fn labelled(label: &str, words: &str, indent: usize) -> String {
     let width = terminal::text_width();
     let mut text = label.to_string();
@@ -215,7 +215,7 @@ fn figures(found: &Found) -> String {
     }
     let speed_up = match found.one_device {
         Some(one) => format!("{:.2} × one device ({})", one / step.0, Seconds(one)),
-        None => "the model does not fit one device as it stands".to_string(),
+        None => "the model does not fit one device".to_string(),
     };
     text.push_str(&format!("\nspeed-up    {speed_up}\nbubble      {:.1} %\n", 100.0 * simulated.bubble));
     text.push_str(&chosen(found));
@@ -229,7 +229,7 @@ fn figures(found: &Found) -> String {
         text.push_str(&labelled("host        ", &host, 12));
     }
     text.push_str(&if answer.optimal {
-        format!("optimal     proven, by the planner's objective{}\n", plan::with_pins(answer))
+        format!("optimal     proven for the planner's objective{}\n", plan::with_pins(answer))
     } else {
         format!(
             "optimal     at most {:.1} % away: no plan{} is faster than {}\n",
@@ -266,7 +266,7 @@ fn figures(found: &Found) -> String {
     text
 }
 
-/// Why so many micro-batches, where they were chosen here.
+/// Explains the number of micro-batches, if it was chosen here.
 fn chosen(found: &Found) -> String {
     let Some(at) = found.tried.iter().position(|one| one.micro_batches == found.plan.micro_batches) else {
         return String::new();
@@ -276,23 +276,28 @@ fn chosen(found: &Found) -> String {
         found.tried.get(other).map(|other| (other.micro_batches, other.seconds_each / each - 1.0))
     };
     let fewer = at.checked_sub(1).and_then(beside);
-    let fewer = fewer.map(|(n, by)| format!("{n} take {:.0} % longer a sample", 100.0 * by));
+    let fewer = fewer.map(|(n, by)| format!("per sample, {n} are {:.0} % slower", 100.0 * by));
     let more = beside(at + 1).map(|(n, by)| {
-        if by <= -0.001 { format!("{n} save {:.1} %", -100.0 * by) } else { format!("{n} save nothing") }
+        if by <= -0.001 {
+            format!("{n} are {:.1} % faster", -100.0 * by)
+        } else {
+            format!("{n} are no faster")
+        }
     });
     let reasons: Vec<String> = [fewer, more].into_iter().flatten().collect();
     if reasons.is_empty() {
         String::new()
     } else {
         format!(
-            "chosen      {} micro-batches: {} (--batch sets the samples)\n",
+            "chosen      {} micro-batches: {} (--batch sets the samples per step)\n",
             found.plan.micro_batches,
             reasons.join(", ")
         )
     }
 }
 
-/// How sure the step is, in brackets. The plan's band is of its own prediction: shown where the simulator says the same.
+/// The band of the step, in brackets. The plan's band belongs to its own prediction: it is shown if the simulated step
+/// is the same.
 fn band(found: &Found) -> String {
     let predicted = &found.plan.predicted;
     let is_same = |planned: Seconds| (planned.0 / found.simulated.step_seconds.0 - 1.0).abs() < 0.01;
@@ -302,13 +307,13 @@ fn band(found: &Found) -> String {
     }
 }
 
-/// Whose times the plan believes.
+/// The source of the plan's times.
 fn times(found: &Found) -> String {
     let Some(times) = &found.plan.predicted.times else { return String::new() };
     labelled("times       ", &times.to_string(), 12)
 }
 
-/// Stages in a row, and chunks of each where there are several.
+/// The number of stages, and of chunks of each if there are several.
 fn parts(n_parts: u32, chunks: Option<u32>) -> String {
     match chunks {
         Some(chunks) => format!("{} stages of {chunks} chunks", n_parts / chunks),
@@ -316,7 +321,7 @@ fn parts(n_parts: u32, chunks: Option<u32>) -> String {
     }
 }
 
-/// Rows of plans, best first; those that do not exist say why.
+/// Rows of plans, best first; those without a plan have the reason.
 pub fn compared(rows: &[Row]) -> String {
     let name = |row: &Row| {
         let answer = &row.answer;
@@ -328,7 +333,7 @@ pub fn compared(rows: &[Row]) -> String {
             _ => answer.name.clone(),
         }
     };
-    // A narrow terminal has room for names alone.
+    // A narrow terminal has room only for names.
     let is_narrow = terminal::text_width() < NARROW;
     let names: Vec<String> =
         rows.iter().map(|row| if is_narrow { row.answer.name.clone() } else { name(row) }).collect();

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-/// No tensor of a trace needs more; a typing error in a shape should not fill the memory.
+/// No tensor of a trace needs more; a typing error in a shape must not fill the memory.
 const MAX_ELEMENTS: u64 = 1 << 40;
 
 const DTYPES: [&str; 17] = [
@@ -27,20 +27,20 @@ const DTYPES: [&str; 17] = [
     "float8_e5m2",
 ];
 
-/// What an example input looks like.
+/// An example input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputSpec {
-    /// Keyword, where it is passed by one.
+    /// Its keyword, if it is passed by keyword.
     pub name: Option<String>,
     /// Sizes; empty for a scalar.
     pub shape: Vec<u64>,
-    /// Element type as torch names it.
+    /// Element type, by torch's name.
     pub dtype: String,
-    /// Values from the first up to the second, which is excluded for whole numbers.
+    /// Range of values, without the second for integers.
     pub range: Option<(f64, f64)>,
 }
 
-/// Why a text is no input, with its place.
+/// Why a text is not an input, with the position.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("--input {text}: {fault}")]
 pub struct InputError {
@@ -51,7 +51,7 @@ pub struct InputError {
 }
 
 impl InputError {
-    /// Returns the bytes of the text that are wrong.
+    /// Returns the position of the fault in the text.
     pub fn span(&self) -> Range<usize> {
         self.span.clone()
     }
@@ -63,7 +63,7 @@ impl InputError {
 }
 
 impl InputSpec {
-    /// Reads one `--input`.
+    /// Parses one `--input`.
     ///
     /// ```text
     /// input = [ NAME "=" ] shape [ ":" DTYPE ] [ ":" NUMBER ".." NUMBER ] ;
@@ -78,7 +78,11 @@ impl InputSpec {
             None => (None, 0),
         };
         if let Some(name) = name.filter(|name| !is_identifier(name)) {
-            return fail(0..name.len(), "no Python name", format!("`{name}` cannot be an argument's name"));
+            return fail(
+                0..name.len(),
+                "not a Python name",
+                format!("`{name}` cannot be an argument's name"),
+            );
         }
         let mut parts = Vec::new();
         let mut at = start;
@@ -95,14 +99,14 @@ impl InputSpec {
                 let Ok(size) = size.parse::<u64>() else {
                     let fault = match size {
                         "" => "a size is missing".to_owned(),
-                        other => format!("`{other}` is no size"),
+                        other => format!("`{other}` is not a size"),
                     };
                     return fail(span, "expected a whole number", fault);
                 };
                 if size == 0 {
                     return fail(
                         span,
-                        "must be 1 at least",
+                        "must be at least 1",
                         "a tensor with a size of 0 holds nothing".to_owned(),
                     );
                 }
@@ -123,7 +127,7 @@ impl InputSpec {
             if let Some((low, high)) = part.split_once("..") {
                 let bounds = (low.parse::<f64>(), high.parse::<f64>());
                 let (Ok(low), Ok(high)) = bounds else {
-                    return fail(span, "expected LOW..HIGH", format!("`{part}` is no range of numbers"));
+                    return fail(span, "expected LOW..HIGH", format!("`{part}` is not a range of numbers"));
                 };
                 if !(low.is_finite() && high.is_finite() && low < high) {
                     return fail(span, "empty range", format!("`{part}` holds no number"));
@@ -192,12 +196,12 @@ mod tests {
     #[test]
     fn wrong_inputs_show_their_place() {
         check("8x3xx4", "--input 8x3xx4: a size is missing []");
-        check("8x-3", "--input 8x-3: `-3` is no size [-3]");
-        check("8,3", "--input 8,3: `8,3` is no size [8,3]");
+        check("8x-3", "--input 8x-3: `-3` is not a size [-3]");
+        check("8,3", "--input 8,3: `8,3` is not a size [8,3]");
         check("", "--input : a size is missing []");
         check("1-a=3", "--input 1-a=3: `1-a` cannot be an argument's name [1-a]");
         check("3:0..0", "--input 3:0..0: `0..0` holds no number [0..0]");
-        check("3:a..b", "--input 3:a..b: `a..b` is no range of numbers [a..b]");
+        check("3:a..b", "--input 3:a..b: `a..b` is not a range of numbers [a..b]");
         check("3:int32:int64", "--input 3:int32:int64: there are two dtypes [int64]");
         check(
             "99999999999x99999999999",

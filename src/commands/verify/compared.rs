@@ -1,10 +1,10 @@
-//! What was compared, whoever ran it: libtorch in this process, or a Python interpreter.
+//! The results of a comparison, whichever side ran it: libtorch in this process, or a Python interpreter.
 
 use runtime::{Difference, GradientDifference};
 use schema::{TensorDifference, VerifiedExchange, VerifiedForm, VerifiedShards};
 use serde_json::Value;
 
-/// One form of the stages beside the whole model.
+/// One format of the stages, compared with the whole model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Compared {
     /// `torchscript` or `python`.
@@ -15,23 +15,23 @@ pub struct Compared {
     pub gradients: Vec<GradientDifference>,
     /// Losses of each step: whole model, stages.
     pub losses: Vec<(f64, f64)>,
-    /// What several processes did together.
+    /// Results of several processes.
     pub shards: Option<Shards>,
 }
 
-/// Stages that several processes held together.
+/// Stages shared by several processes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shards {
-    /// How many.
+    /// Number of processes.
     pub ranks: u32,
-    /// What each of them holds whole, beside the first one's.
+    /// Replicated tensors, compared with the first process's.
     pub replicated: Vec<Difference>,
-    /// What they sent each other in a step.
+    /// Bytes sent in a step.
     pub exchanges: Vec<VerifiedExchange>,
 }
 
 impl Compared {
-    /// Reads what an interpreter has found; nothing where it is not of that form.
+    /// Reads the results of an interpreter; `None` if they have another format.
     pub fn from_json(value: &Value) -> Option<Self> {
         let rows_of = |value: &Value, name: &str| value.get(name).and_then(Value::as_array).cloned();
         let rows = |name: &str| Some(rows_of(value, name)?.into_iter());
@@ -89,11 +89,11 @@ impl Compared {
         })
     }
 
-    /// Returns the verdict on this form.
+    /// Returns the verdict on this format.
     pub fn judged(&self, tolerance: f64) -> VerifiedForm {
-        // A training that has lost its way has lost it in both.
+        // Training that diverges must diverge in both.
         let is_same = |whole: f64, stages: f64| whole == stages || whole.is_nan() && stages.is_nan();
-        // Losses are sums of terms of either sign, of about 1: near zero their own size is no measure.
+        // Losses are sums of terms of both signs, of about 1: near zero, an error relative to their size means nothing.
         let losses = self.losses.iter().map(|(whole, stages)| {
             if is_same(*whole, *stages) { 0.0 } else { (whole - stages).abs() / whole.abs().max(1.0) }
         });
@@ -134,10 +134,10 @@ impl Compared {
         }
     }
 
-    /// Returns the stage whose fault a difference most likely is, and the tensor that shows it, where that can be told from
-    /// gradients: with right outputs, those of the faulty stage and of all stages before it are wrong.
+    /// Returns the stage most likely at fault, and the tensor that shows it, if gradients tell: with correct outputs,
+    /// the gradients of the faulty stage and of all stages before it are wrong.
     pub fn culprit(&self, tolerance: f64) -> Option<(u32, String)> {
-        // NaN is within no tolerance.
+        // NaN is never within a tolerance.
         let is_wrong =
             |difference: &Difference| difference.relative.is_nan() || difference.relative > tolerance;
         if self.outputs.iter().any(is_wrong) {
@@ -163,12 +163,12 @@ impl Shards {
     }
 }
 
-/// Tells whether as much was exchanged as was planned, where that is known.
+/// Tells whether the exchanged bytes are the planned ones; true if the plan has none.
 pub fn is_as_planned(exchange: &VerifiedExchange) -> bool {
     exchange.planned_bytes.is_none_or(|planned| planned == exchange.bytes)
 }
 
-/// NaN is a difference, too: it must not be lost in a maximum.
+/// NaN is a difference, too: a maximum must not lose it.
 pub fn largest(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(
         0.0,

@@ -1,4 +1,4 @@
-//! The interpreter's half of `verify`.
+//! The part of `verify` that runs in an interpreter.
 
 use std::{fmt, path::Path};
 
@@ -12,29 +12,29 @@ use crate::{
 
 const SCRIPT: &str = include_str!("../../verify.py");
 
-/// What is compared.
+/// A comparison to run.
 pub struct Request<'r> {
     /// The whole model.
     pub whole: &'r Whole,
     /// The folder of the stages.
     pub folder: &'r Path,
-    /// Packages whose operators the model calls.
+    /// Packages with operators that the model calls.
     pub libraries: Vec<&'static str>,
-    /// How inputs are drawn.
+    /// The ranges of inputs.
     pub inputs: &'r [DrawnInput],
     /// Training steps.
     pub steps: u32,
     /// Seed of the inputs.
     pub seed: i64,
-    /// Where it runs.
+    /// The device.
     pub device: &'r str,
-    /// Largest difference to accept.
+    /// Largest accepted difference.
     pub tolerance: f64,
     /// Whether both sides run in float64.
     pub float64: bool,
-    /// Processes that hold the Python stages together.
+    /// Processes that share the Python stages.
     pub ranks: u32,
-    /// Threads of an operator, where not all processors are free.
+    /// Threads per operator, if not all cores are free.
     pub threads: Option<usize>,
 }
 
@@ -68,19 +68,19 @@ pub struct Python {
 
 /// Why an interpreter gave no answer.
 pub enum Reason {
-    /// It is not there, or has no torch.
+    /// It is missing, or has no torch.
     Lacking(String),
     /// The comparison failed.
     Failed(Failure),
 }
 
 impl Reason {
-    /// Tells whether another interpreter might do.
+    /// Tells whether another interpreter might work.
     pub fn is_lacking(&self) -> bool {
         matches!(self, Reason::Lacking(_))
     }
 
-    /// Returns the failure of a command that cannot do without.
+    /// Returns the failure of a command that needs the interpreter.
     pub fn into_failure(self) -> Failure {
         match self {
             Reason::Lacking(reason) => Failure::input(reason).with_hint(
@@ -100,15 +100,15 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Interpreters at work, one for each that holds stages together, or why they are not.
+/// Running interpreters, one per shard, or why they did not start.
 pub struct Started {
     ranks: Result<Vec<Conversation>, String>,
-    /// Where they meet.
+    /// The folder of their rendezvous.
     _place: Option<tempfile::TempDir>,
 }
 
 impl Python {
-    /// Returns the interpreter that was asked for, or one that likely has torch.
+    /// Returns the requested interpreter, or one that likely has torch.
     pub fn find(asked: Option<&str>) -> Self {
         let program = asked.map(str::to_string).or_else(beside_libtorch);
         Self { program: program.unwrap_or_else(|| "python3".to_string()) }
@@ -131,7 +131,7 @@ impl Python {
         Ok(Started { ranks, _place: Some(place) })
     }
 
-    /// Finds the first stage whose two forms differ, where they do.
+    /// Finds the first stage whose two formats differ, if any.
     pub fn locate(&self, request: &Request<'_>) -> Option<FirstDifference> {
         let last = self.converse(&request.json("locate", &[], None)).ok()?.ok()?.finish(|_| ()).ok()?;
         let found = last.get("done")?.get("found")?;
@@ -146,14 +146,14 @@ impl Python {
 }
 
 impl Started {
-    /// Waits for what was found.
+    /// Waits for the results.
     pub fn finish(self, python: &Python) -> Result<Vec<Compared>, Reason> {
         let ranks = self.ranks.map_err(Reason::Lacking)?;
         let is_alone = ranks.len() == 1;
         let lasts: Vec<Result<Value, Failure>> = ranks.into_iter().map(|one| one.finish(|_| ())).collect();
         let text =
             |error: &Value, key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default().to_string();
-        // Those that have merely lost another say nothing of the cause.
+        // Processes that only lost another one say nothing about the cause.
         let (mut failed, mut first) = (Vec::new(), None);
         for (rank, last) in lasts.into_iter().enumerate() {
             match last {
@@ -184,12 +184,12 @@ impl Started {
         let rows = last.get("done").and_then(|done| done.get("compared")).and_then(Value::as_array);
         let compared = rows.and_then(|rows| rows.iter().map(Compared::from_json).collect::<Option<Vec<_>>>());
         compared.ok_or_else(|| {
-            Reason::Failed(Failure::input(format!("{} gave no answer to read", python.program)))
+            Reason::Failed(Failure::input(format!("{} gave no readable answer", python.program)))
         })
     }
 }
 
-/// Returns the interpreter of the environment that this build's libtorch lies in.
+/// Returns the interpreter of the environment that contains this build's libtorch.
 fn beside_libtorch() -> Option<String> {
     // `lib/python3.N/site-packages/torch/lib`.
     let program = with_libtorch::folder()?.ancestors().nth(5)?.join("bin").join("python");

@@ -56,7 +56,7 @@ enum Met {
 pub(crate) enum Attribute {
     Module(ModuleId),
     Operand(Operand),
-    /// An object of a class that is no module.
+    /// An object of a class that is not a module.
     Object(String),
 }
 
@@ -84,7 +84,7 @@ impl<'p, 'b> Modules<'p, 'b> {
             Object::Instance { .. } => modules.module(data.root, String::new(), None, 0, library, records)?,
             _ => {
                 return Err(TraceError::NotArchive {
-                    found: "an archive whose root is no module",
+                    found: "an archive whose root is not a module",
                     advice: "save the traced module itself with torch.jit.save",
                 });
             }
@@ -122,7 +122,7 @@ impl<'p, 'b> Modules<'p, 'b> {
         self.met.insert(id, Met::Open);
         let data = self.data;
         let Object::Instance { class, state } = data.get(id) else {
-            return Err(TraceError::Object { path, reason: "it is no module".to_owned() });
+            return Err(TraceError::Object { path, reason: "it is not a module".to_owned() });
         };
         let Object::Class(space, name) = data.get(*class) else {
             return Err(TraceError::Object { path, reason: "it has no class".to_owned() });
@@ -146,7 +146,10 @@ impl<'p, 'b> Modules<'p, 'b> {
         };
         for (key, value) in fields {
             let Object::Str(key) = data.get(*key) else {
-                return Err(TraceError::Object { path, reason: "an attribute's name is no text".to_owned() });
+                return Err(TraceError::Object {
+                    path,
+                    reason: "an attribute's name is not a string".to_owned(),
+                });
             };
             let inner = if path.is_empty() { (*key).to_owned() } else { format!("{path}.{key}") };
             match data.get(*value) {
@@ -283,7 +286,7 @@ impl<'p, 'b> Modules<'p, 'b> {
         Ok(Attribute::Operand(operand))
     }
 
-    /// A tensor that is no module's own is listed once however often it is met.
+    /// A tensor that is not a module's own is listed once however often it is met.
     fn stored(
         &mut self,
         book: Book,
@@ -324,7 +327,7 @@ impl<'p, 'b> Modules<'p, 'b> {
     }
 }
 
-/// Scripted classes that are no modules say so; torch's own C++ classes have no code.
+/// Scripted classes that are not modules say so; torch's own C++ classes have no code.
 fn is_module(pickle: &Pickle<'_>, class: ObjectId, library: &Library<'_>) -> Result<bool, TraceError> {
     let name = class_name(pickle, class);
     if name.starts_with("__torch__.torch.classes.") {

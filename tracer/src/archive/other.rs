@@ -17,7 +17,7 @@ fn not(found: &'static str, advice: &'static str) -> Option<TraceError> {
     Some(TraceError::NotArchive { found, advice })
 }
 
-/// Recognises what is no zip at all.
+/// Recognises what is not a zip at all.
 pub(super) fn recognise_file(source: &dyn Bytes) -> Option<TraceError> {
     if source.size() == 0 {
         return Some(TraceError::Empty);
@@ -74,7 +74,7 @@ pub(super) fn recognise_file(source: &dyn Bytes) -> Option<TraceError> {
             "give the archive that torch.jit.save wrote of the same model",
         );
     }
-    not("a file that is no zip archive", TRACE_FIRST)
+    not("a file that is not a zip archive", TRACE_FIRST)
 }
 
 /// Recognises zip archives that hold something else than a script module.

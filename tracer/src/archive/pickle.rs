@@ -223,7 +223,7 @@ impl<'a> Machine<'a> {
                 let _arguments = self.pop()?;
                 let class = self.pop()?;
                 if !matches!(self.object(class), Object::Class(..)) {
-                    return malformed("NEWOBJ of something that is no class");
+                    return malformed("NEWOBJ of something that is not a class");
                 }
                 self.push(Object::Instance { class, state: None })?;
             }
@@ -243,7 +243,7 @@ impl<'a> Machine<'a> {
                     Object::Instance { state, .. } if state.is_none() => *state = Some(given),
                     // A state dict's `_metadata`, which says nothing about the weights.
                     Object::Dict(_) => {}
-                    _ => return malformed("BUILD of something that is no new object"),
+                    _ => return malformed("BUILD of something that is not a new object"),
                 }
             }
         }
@@ -252,7 +252,7 @@ impl<'a> Machine<'a> {
 
     fn reduce(&mut self, callee: ObjectId, arguments: ObjectId) -> Step<Made<'a>> {
         let Object::Maker(maker) = *self.object(callee) else {
-            return malformed("REDUCE of something that is no constructor");
+            return malformed("REDUCE of something that is not a constructor");
         };
         let Object::Tuple(arguments) = self.object(arguments) else {
             return malformed("REDUCE without a tuple of arguments");
@@ -283,7 +283,7 @@ impl<'a> Machine<'a> {
 
     fn persistent(&self, id: ObjectId) -> Step<Object<'a>> {
         let Object::Tuple(parts) = self.object(id) else {
-            return malformed("a persistent id that is no tuple");
+            return malformed("a persistent id that is not a tuple");
         };
         let [kind, class, key, device, elements] = parts[..] else {
             return malformed("a persistent id that has not five parts");
@@ -304,7 +304,7 @@ impl<'a> Machine<'a> {
             Object::Tuple(items) | Object::List(items) => {
                 items.iter().map(|item| self.natural(*item)).collect()
             }
-            _ => malformed("sizes that are no tuple"),
+            _ => malformed("sizes that are not a tuple"),
         }
     }
 
@@ -313,7 +313,7 @@ impl<'a> Machine<'a> {
             Object::Int(value) => {
                 u64::try_from(*value).or_else(|_| malformed(&format!("a size or offset of {value}")))
             }
-            _ => malformed("a size or offset that is no integer"),
+            _ => malformed("a size or offset that is not an integer"),
         }
     }
 
@@ -324,7 +324,7 @@ impl<'a> Machine<'a> {
                 list.extend_from_slice(items);
                 Ok(())
             }
-            _ => malformed("APPEND to something that is no list"),
+            _ => malformed("APPEND to something that is not a list"),
         }
     }
 
@@ -338,7 +338,7 @@ impl<'a> Machine<'a> {
                 dict.extend(items.chunks_exact(2).map(|pair| (pair[0], pair[1])));
                 Ok(())
             }
-            _ => malformed("SETITEM on something that is no dictionary"),
+            _ => malformed("SETITEM on something that is not a dictionary"),
         }
     }
 

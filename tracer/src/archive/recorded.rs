@@ -95,9 +95,9 @@ fn tensor_type(json: &Json) -> Result<TensorType, String> {
         None | Some(Json::Null) => Ok(None),
         Some(Json::Array(sizes)) => {
             let sizes = sizes.iter().map(Json::as_u64).collect::<Option<Vec<u64>>>();
-            sizes.map(Some).ok_or_else(|| format!("`{name}` holds something that is no size"))
+            sizes.map(Some).ok_or_else(|| format!("`{name}` holds something that is not a size"))
         }
-        Some(_) => Err(format!("`{name}` is no list")),
+        Some(_) => Err(format!("`{name}` is not a list")),
     };
     let dtype = match json.get("dtype").and_then(Json::as_str) {
         None => None,
@@ -119,7 +119,7 @@ fn range(json: &Json) -> Result<Option<(f64, f64)>, String> {
     };
     match (low, high) {
         (Some(low), Some(high)) if low <= high && (high - low).is_finite() => Ok(Some((low, high))),
-        _ => Err("`low` and `high` of an input are no range".to_owned()),
+        _ => Err("`low` and `high` of an input are not a range".to_owned()),
     }
 }
 

@@ -113,7 +113,7 @@ fn member<'a>(line: &'a str, input: &'a str, indent: usize, class: &mut Class<'a
     fail(rest, "`:` or `=`")
 }
 
-/// An attribute whose name is no identifier. Torch does not escape the name, so it ends at the *last* `"] = `.
+/// An attribute whose name is not an identifier. Torch does not escape the name, so it ends at the *last* `"] = `.
 fn annotation<'a>(input: &'a str, class: &mut Class<'a>) -> Parsed<'a, ()> {
     let line = &input[..input.find('\n').unwrap_or(input.len())];
     let Some(end) = line.rfind("\"] = ") else { return fail(input, "`\"] = ` and a type") };

@@ -669,7 +669,7 @@ impl<'d> Reader<'d> {
         let parts = target.strip_prefix("torch.ops.").map(|name| name.split('.').collect::<Vec<_>>());
         let Some([space, name, overload]) = parts.as_deref() else {
             let target: String = target.chars().take(MAX_SHOWN).collect();
-            return Err(export(format!("it calls `{target}`, which is no operator that is read")));
+            return Err(export(format!("it calls `{target}`, which is not an operator that is read")));
         };
         let operator = format!("{space}::{name}");
         let signature = self.signatures.entry(target).or_insert_with(|| {
@@ -1013,7 +1013,7 @@ fn float(float: &Float) -> Result<f64, TraceError> {
             "Infinity" => Ok(f64::INFINITY),
             "-Infinity" => Ok(f64::NEG_INFINITY),
             "NaN" => Ok(f64::NAN),
-            other => Err(export(format!("`{}` is no number", other.chars().take(40).collect::<String>()))),
+            other => Err(export(format!("`{}` is not a number", other.chars().take(40).collect::<String>()))),
         },
     }
 }

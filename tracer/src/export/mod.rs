@@ -2,7 +2,7 @@
 //!
 //! Three generations lie about: a zip without a top folder (torch 2.6, 2.7), one with `models/NAME.json` and a `torch.save` file of
 //! weights (2.8), and one with a record for each storage (2.9 on). Operators, numbers of types and size arithmetic become those
-//! of TorchScript at this border, so that nothing behind it knows which kind of file was read. The example inputs that a file may
+//! of TorchScript at this boundary, so that nothing behind it knows which kind of file was read. The example inputs that a file may
 //! hold are a pickle of user data: they are not opened.
 
 mod codes;

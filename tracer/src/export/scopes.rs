@@ -20,7 +20,7 @@ pub(super) struct Frame<'d> {
     pub class: &'d str,
 }
 
-/// Takes a stack apart; `None` for what is no stack of this model's modules, as of arithmetic on sizes.
+/// Takes a stack apart; `None` for what is not a stack of this model's modules, as of arithmetic on sizes.
 pub(super) fn frames<'d>(stack: &'d str, known: &HashSet<&str>) -> Option<Vec<Frame<'d>>> {
     let mut frames = Vec::new();
     let mut rest = stack;

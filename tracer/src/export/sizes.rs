@@ -19,7 +19,7 @@ type Bounds = (Option<u64>, Option<u64>);
 pub struct OpenSizes {
     /// Names that stand for sizes, in the order of their first places.
     pub symbols: Vec<Symbol>,
-    /// The sizes of each input, in the order of the program's; `None` for what is no tensor.
+    /// The sizes of each input, in the order of the program's; `None` for what is not a tensor.
     pub inputs: Vec<Option<Vec<Size>>>,
 }
 

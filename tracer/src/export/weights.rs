@@ -113,9 +113,9 @@ fn place(name: &str, meta: &TensorMeta, record: String, extent: Extent) -> Resul
     }
     let (dtype, shape, _) = described(name, meta)?;
     let mut strides =
-        fixed(&meta.strides).ok_or_else(|| wrong("has strides that are no numbers".to_owned()))?;
+        fixed(&meta.strides).ok_or_else(|| wrong("has strides that are not numbers".to_owned()))?;
     let offset = meta.storage_offset.as_ref().map_or(Some(0), super::document::SymInt::example);
-    let offset = offset.ok_or_else(|| wrong("has an offset that is no number".to_owned()))?;
+    let offset = offset.ok_or_else(|| wrong("has an offset that is not a number".to_owned()))?;
     if strides.len() != shape.len() {
         return Err(wrong(format!("has sizes {shape:?} and strides {strides:?}")));
     }
@@ -150,7 +150,7 @@ pub(super) fn described(name: &str, meta: &TensorMeta) -> Result<(DType, Vec<u64
     let dtype = dtype(meta.dtype)
         .ok_or_else(|| export(format!("`{name}` has element type {}, which is not read", meta.dtype)))?;
     let shape =
-        fixed(&meta.sizes).ok_or_else(|| export(format!("`{name}` has sizes that are no numbers")))?;
+        fixed(&meta.sizes).ok_or_else(|| export(format!("`{name}` has sizes that are not numbers")))?;
     Ok((dtype, shape, meta.device.shown()))
 }
 

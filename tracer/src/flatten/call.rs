@@ -150,7 +150,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             ("float", [CallArgument { value: Expr { kind: ExprKind::Str(text), .. }, .. }]) => {
                 match text.parse::<f64>() {
                     Ok(value) => Ok(Bound::Operand(Operand::Constant(Constant::Float(value)))),
-                    Err(_) => Err(self.wrong(place, format!("`{text}` is no number"))),
+                    Err(_) => Err(self.wrong(place, format!("`{text}` is not a number"))),
                 }
             }
             ("isinstance", [value, type_]) => {

@@ -184,7 +184,7 @@ impl<'l, 'a> Flattener<'l, 'a, '_, '_, '_, '_> {
             }
             Some(count) => {
                 *count += 1;
-                // A dot is no part of a source's name: no clash.
+                // A dot is not a part of a source's name: no clash.
                 format!("{name}.{count}")
             }
         }

@@ -57,7 +57,7 @@ fn each_value(operand: &Operand, visit: &mut impl FnMut(ValueId)) {
     }
 }
 
-/// Notes a use of `value` by node `user`, or by the model's output, at every call's border that lies between.
+/// Notes a use of `value` by node `user`, or by the model's output, at every call boundary between them.
 fn cross(program: &Program, crossings: &mut [Crossing], value: ValueId, user: Option<u32>) {
     let producer = program.values[value.index()].producer;
     let holds = |call: CallId, node: Option<u32>| {

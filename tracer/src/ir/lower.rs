@@ -184,7 +184,7 @@ impl Lowering {
             return Err(arity(node, "the attribute name=\"…\"", node.attributes.len()));
         };
         let Some(Bound::Module(module, depth)) = self.bound.get(&base.name).cloned() else {
-            // An attribute of something that is no module: keep it as an operator.
+            // An attribute of something that is not a module: keep it as an operator.
             return self.operator(node);
         };
         // Only the first round of a loop counts: later ones fetch again an attribute that the code fetches once.
@@ -385,7 +385,7 @@ impl Lowering {
     ) -> Result<ValueId, IrError> {
         let id = ValueId(self.program.values.len() as u32);
         self.bind(name, Bound::Operand(Operand::Value(id), Weight { depth: 0, elements: 1 }), span)?;
-        // A colon is no part of a name in the text: no clash.
+        // A colon is not a part of a name in the text: no clash.
         let name = self.repeat.map_or_else(|| name.to_owned(), |round| format!("{name}:{round}"));
         self.program.values.push(Value { name, type_: lower_type(type_), producer, span });
         Ok(id)

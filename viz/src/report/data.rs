@@ -12,9 +12,9 @@ use crate::{
     view::{merge_only_children, runs},
 };
 
-/// Returns the boxes of a report, and those that open only where they are asked for.
+/// Returns the boxes of a report, and those that are open only on request.
 ///
-/// As in the pictures, a box with one box in it is one; masks and positions are a frame of their own.
+/// As in the pictures, a box with one box in it is merged with it; masks and positions are a frame of their own.
 pub(super) fn diagram(report: &Report<'_>) -> (Diagram, Vec<BoxId>) {
     let whole = from_graph(report.graph, &Overlay { amounts: None, stages: report.stages });
     let (mut diagram, closed) = closed::framed(&merge_only_children(&whole));
@@ -89,7 +89,7 @@ pub(super) fn columns(report: &Report<'_>, diagram: &Diagram, closed: &[BoxId]) 
     graph
 }
 
-/// Sums over all operators before each.
+/// Prefix sums over the operators.
 struct Sums {
     parameters: Vec<u64>,
     seconds: Option<Vec<f64>>,

@@ -1,16 +1,17 @@
-//! Data and code inside a page: escaped, packed when large, and named by their hash in the page's policy.
+//! Data and code inside a page: escaped, compressed when large, and listed by their hash in the page's policy.
 
 use std::{fmt::Write as _, io::Write as _};
 
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest, Sha256};
 
-/// What only the page's script reads is packed from this length on; its colours need a newer browser than unpacking.
+/// Data that only the page's script reads is compressed from this length on; its colours need a newer browser than
+/// decompression.
 pub(super) const OWN_LIMIT: usize = 24_000;
-/// What other programs may read is packed only where it would make the page large.
+/// Data for other programs is compressed only where it would make the page large.
 pub(super) const PLAIN_LIMIT: usize = 200_000;
 
-/// Returns a `<script>` element that holds data and is never run; longer data than `limit` is packed.
+/// Returns a `<script>` element that holds data and is never executed; data longer than `limit` is compressed.
 pub(super) fn data(id: &str, json: &str, limit: usize) -> String {
     if json.len() <= limit {
         return format!("<script id=\"{id}\" type=\"application/json\">{}</script>\n", plain(json));
@@ -44,9 +45,9 @@ pub(super) fn hash_source(text: &str) -> String {
     format!("'sha256-{}'", base64(&Sha256::digest(text.as_bytes())))
 }
 
-/// Leaves out indentation, empty lines and lines that are comments.
+/// Removes indentation, empty lines and lines that are comments.
 ///
-/// The code keeps its line breaks, so that an error's line can be found, and holds no text over several lines.
+/// The code keeps its line breaks, so that an error's line can be found, and has no texts over several lines.
 pub(super) fn squeezed(code: &str) -> String {
     let mut text = String::with_capacity(code.len());
     for line in code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//")) {
@@ -88,7 +89,7 @@ mod tests {
 
     #[test]
     fn hashes_are_those_of_the_standard() {
-        // The digest of nothing, as every implementation gives it.
+        // The digest of empty input, as in every implementation.
         assert_eq!(hash_source(""), "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='");
     }
 

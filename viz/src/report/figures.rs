@@ -1,4 +1,4 @@
-//! Numbers in words: what the cards and tables of a report say.
+//! Numbers as text, for the cards and tables of a report.
 
 use std::fmt::Write as _;
 

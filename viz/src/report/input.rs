@@ -3,17 +3,17 @@
 use graph::{ModelGraph, OperatorCosts};
 use schema::{Plan, ReportWhatIf, SimulatedPlan, Timeline, WhatIfDevice};
 
-/// Everything a report is made of.
+/// Everything in a report.
 pub struct Report<'a> {
     /// The model.
     pub graph: &'a ModelGraph,
     /// The costs of its operators.
     pub costs: &'a OperatorCosts,
-    /// Predicted seconds of each operator, forward and backward, when they are known.
+    /// Predicted seconds of each operator, forward and backward, if known.
     pub seconds: Option<&'a [f64]>,
-    /// Each operator's stage, when there is a plan.
+    /// Each operator's stage, if there is a plan.
     pub stages: Option<&'a [Option<u32>]>,
-    /// The plan and what the simulator says of it.
+    /// The plan and its simulation.
     pub planned: Option<Planned<'a>>,
     /// Measured times of a run.
     pub measured: Option<&'a Timeline>,
@@ -31,9 +31,9 @@ pub struct Planned<'a> {
     pub timeline: &'a Timeline,
     /// The same plan under other circumstances.
     pub what_if: Option<&'a ReportWhatIf>,
-    /// Its steps that are drawn, by the number of their cell.
+    /// The steps that are drawn, by the number of their cell.
     pub what_if_steps: &'a [(usize, Timeline)],
-    /// Its devices, for each cell; none where they would be too much for a page.
+    /// The devices for each cell; none where they would make the page too large.
     pub what_if_devices: &'a [Vec<WhatIfDevice>],
 }
 

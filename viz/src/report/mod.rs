@@ -1,6 +1,6 @@
-//! The report: one HTML file that shows a model, its plan and its timeline, and fetches nothing.
+//! The report: one self-contained HTML file that shows a model, its plan and its timeline.
 //!
-//! What can stand still is written here and reads without JavaScript; the script in `app/` draws the graph and the
+//! Static content is written here and is readable without JavaScript; the script in `app/` draws the graph and the
 //! timelines and sorts tables. Names from the model are never parsed as HTML: here they are escaped, there they are set
 //! as text.
 

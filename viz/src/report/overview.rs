@@ -1,4 +1,4 @@
-//! The cards at the top: the answer in one look.
+//! The cards at the top: the summary.
 
 use schema::{Bytes, Flops, Plan, Saving, Seconds, SimulatedPlan};
 
@@ -8,10 +8,10 @@ use super::{
 };
 use crate::from_graph::count;
 
-/// The least share of a step that one part of the machine must save to be named by itself.
+/// The least share of a step that one part of the machine must save to be listed.
 const WORTH_NAMING: f64 = 0.01;
 
-/// A gap that only rounding makes.
+/// A gap that comes only from rounding.
 const PROVEN: f64 = 1e-9;
 
 /// Most cards in one row.
@@ -24,7 +24,7 @@ pub(super) fn cards(out: &mut String, report: &Report<'_>) {
         plan_cards(&mut cards, planned);
     }
     model_cards(&mut cards, report);
-    // One row, or two of the same length where the window is wide enough.
+    // One row, or two of the same length if the window is wide enough.
     let n = cards.matches("<dt>").count();
     let wide = if n > ROW { n.div_ceil(2) } else { n };
     out.push_str(&format!("<dl class=\"cards wide{wide}\">{cards}</dl>\n"));
@@ -42,7 +42,7 @@ fn model_cards(out: &mut String, report: &Report<'_>) {
         &Flops(total.forward_flops).to_string(),
         &format!("backward {}", Flops(total.backward_flops())),
     );
-    // With a plan the devices' peaks say more.
+    // With a plan the devices' peaks are more informative.
     if report.planned.is_none() {
         card(
             out,
@@ -83,7 +83,7 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
         "",
         "Bubble",
         &percent(simulated.bubble),
-        &format!("of device time is idle, {} by the order of operations alone", percent(idle.max(0.0))),
+        &format!("of device time is idle, {} from the order of operations alone", percent(idle.max(0.0))),
     );
     let loads = loads(plan);
     let slowest = (0..loads.len()).max_by(|a, b| loads[*a].0.total_cmp(&loads[*b].0).then(b.cmp(a)));
@@ -116,13 +116,11 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
         && bound.0 > 0.0
     {
         let gap = (1.0 - bound.0 / step.0).max(0.0);
-        let (figure, note) = match gap < PROVEN {
-            true => ("0 %".to_string(), "proven, by the planner's objective".to_string()),
+        let (figure, note) = if gap < PROVEN {
+            ("0 %".to_string(), "proven, by the planner's objective".to_string())
+        } else {
             // Rounded up, so that the bound holds as shown.
-            false => (
-                format!("≤ {}", percent((1e3 * gap).ceil() / 1e3)),
-                format!("no plan is faster than {bound}"),
-            ),
+            (format!("≤ {}", percent((1e3 * gap).ceil() / 1e3)), format!("no plan is faster than {bound}"))
         };
         card(out, "", "Optimality gap", &figure, &note);
     }

@@ -21,7 +21,7 @@ struct Pair {
     most: f64,
 }
 
-/// Appends the section; nothing where no operation is in both timelines.
+/// Appends the section; nothing if no operation is in both timelines.
 pub(super) fn section(out: &mut String, predicted: &Timeline, measured: &Timeline) {
     let pairs = pairs(predicted, measured);
     if pairs.is_empty() {
@@ -129,7 +129,7 @@ fn plot(out: &mut String, pairs: &[Pair]) {
     );
 }
 
-/// Returns 1, 2 and 5 times the powers of ten in a range, fewer where there are many.
+/// Returns 1, 2 and 5 times the powers of ten in a range, fewer if there are many.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let decades = || (low.log10().floor() as i32..=high.log10().ceil() as i32).map(|e| 10f64.powi(e));
     let within = |value: &f64| (low..=high).contains(value);
@@ -154,7 +154,7 @@ fn pairs(predicted: &Timeline, measured: &Timeline) -> Vec<Pair> {
     predicted.iter().filter_map(pair).collect()
 }
 
-/// Returns the times of all passes by stage and kind; those that take no time have no place on the axes.
+/// Returns the times of all passes by stage and kind; those that take no time cannot be drawn on logarithmic axes.
 fn times(timeline: &Timeline) -> BTreeMap<(u32, SpanKind), Vec<f64>> {
     use SpanKind::{Backward, Forward, InputGradient, WeightGradient};
     let mut times: BTreeMap<(u32, SpanKind), Vec<f64>> = BTreeMap::new();

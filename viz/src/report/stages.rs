@@ -13,7 +13,7 @@ use super::{
 };
 use crate::svg::{Escaped, Number};
 
-/// Rows beyond this are summed up in words.
+/// Rows beyond this are summarised.
 const MOST_ROWS: usize = 256;
 
 /// Appends the section.
@@ -128,7 +128,7 @@ fn time_bar(out: &mut String, parts: &[(Seconds, &str)], most: f64, class: &str)
 }
 
 fn device_table(out: &mut String, simulated: &SimulatedPlan) {
-    // One scale for all devices, so that bars compare; the limit may lie inside or outside.
+    // One scale for all devices, so that bars are comparable; the limit may be inside or outside.
     let most = simulated
         .devices
         .iter()

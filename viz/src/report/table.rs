@@ -1,4 +1,5 @@
-//! The graph's twin: blocks as a plain table, which reads aloud, prints, sorts and needs no JavaScript.
+//! The table beside the graph: blocks as plain rows, which work with a screen reader, print, sort and need no
+//! JavaScript.
 
 use std::fmt::Write as _;
 
@@ -17,7 +18,7 @@ const COMFORTABLE_ROWS: usize = 160;
 /// Rows beyond this are left out even where a level has more.
 const MOST_ROWS: usize = 1000;
 
-/// One row: a box, and how many siblings like it it stands for.
+/// One row: a box, and the number of equal siblings that it represents.
 struct Row {
     id: BoxId,
     depth: u32,
@@ -131,7 +132,7 @@ fn rows(diagram: &Diagram, graph: &ReportGraph) -> Vec<Row> {
     rows
 }
 
-/// Tells whether a box is an operator that costs nothing worth a row: a view, a size, an index.
+/// Returns whether an operator has no cost: a view, a size, an index.
 fn is_free(diagram: &Diagram, graph: &ReportGraph, id: BoxId) -> bool {
     let index = id.index();
     let costs = [graph.parameters[index], graph.flops[index], graph.memory[index]];

@@ -1,4 +1,4 @@
-//! Timelines as columns for the page's script, thinned to what a screen can show.
+//! Timelines as columns for the page's script, thinned to the resolution of a screen.
 
 use schema::{MemoryCurve, ReportMemory, ReportTimeline, ReportTrack, SpanKind, Timeline, Track};
 
@@ -13,7 +13,7 @@ const MOST_POINTS: usize = 4000;
 /// The same for a step of the what-if grid, of which there are many.
 const MOST_POINTS_OF_A_STEP: usize = 60;
 
-/// Returns the columns of a step of the what-if grid: what devices compute, and their memory.
+/// Returns the columns of a step of the what-if grid: the devices' computation and memory.
 pub(super) fn step_columns(timeline: &Timeline) -> ReportTimeline {
     let mut columns = with_points("simulated", timeline, MOST_POINTS_OF_A_STEP);
     columns.tracks.retain(|track| track.stream == "compute");
@@ -75,13 +75,13 @@ fn track(track: &Track) -> ReportTrack {
     columns
 }
 
-/// Returns the letter of a kind: the one that orders are written with, where it has one.
+/// Returns the letter of a kind: the letter of order files, if it has one.
 pub(super) fn letter(kind: SpanKind) -> char {
     match kind {
         SpanKind::Forward => 'F',
         SpanKind::InputGradient => 'I',
         SpanKind::WeightGradient => 'W',
-        // Its name tells both passes.
+        // Its name says that it covers both passes.
         SpanKind::Backward | SpanKind::Pair => 'B',
         SpanKind::Transfer => 'T',
         SpanKind::Collective => 'C',
@@ -91,7 +91,7 @@ pub(super) fn letter(kind: SpanKind) -> char {
 }
 
 fn memory(curve: &MemoryCurve, most_points: usize) -> ReportMemory {
-    // Of neighbours that become one, the largest stays: a peak is what a reader looks for.
+    // When neighbours are merged, the largest is kept: readers look for peaks.
     let step = curve.points.len().div_ceil(most_points).max(1);
     let mut points = Vec::with_capacity(curve.points.len().div_ceil(step));
     let mut before = 0;

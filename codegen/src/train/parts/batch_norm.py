@@ -1,4 +1,5 @@
-"""Batch norms of replicas: statistics of all of them together, or each one's own that are averaged where somebody looks at them."""
+"""Batch norms of replicas: statistics over all replicas (sync), or each replica's own, averaged for checkpoints and
+validations."""
 
 import re
 import sys
@@ -13,16 +14,17 @@ HOW = ("local", "average", "sync")
 
 
 class Synced(torch.autograd.Function):
-    """Normalises by mean and variance of a micro-batch on all replicas, as torch's SyncBatchNorm, which runs on GPUs only.
+    """Normalises by mean and variance of a micro-batch over all replicas, as torch's SyncBatchNorm, which runs only on
+    GPUs.
 
-    Sums of squares are taken around the common mean. Gradients of weight and bias are this replica's part: whoever sums gradients
-    over the replicas sums these, too.
+    Sums of squares are taken around the common mean. Gradients of weight and bias are this replica's part: the sum of
+    gradients over replicas includes them.
     """
 
     @staticmethod
     def forward(ctx, value, weight, bias, group, eps):
-        if value.numel() <= value.shape[1] and dist.get_world_size(group) < 2:  # as torch's own refuses it
-            raise ValueError(f"a batch norm of {list(value.shape)} has one value of each channel, and no other replica any")
+        if value.numel() <= value.shape[1] and dist.get_world_size(group) < 2:  # as torch's own does
+            raise ValueError(f"a batch norm of {list(value.shape)} has one value per channel, and there is no other replica")
         dims, sizes = [0, *range(2, value.dim())], [1, -1] + [1] * (value.dim() - 2)
         wide = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
         sums = torch.cat([wide.sum(dims), wide.new_full((1,), wide.numel() // wide.shape[1])])
@@ -61,7 +63,7 @@ def summed(tensor, group):
 
 
 def synced(group, plain):
-    """Returns what a stage calls instead of `torch.batch_norm`."""
+    """Returns the function that replaces `torch.batch_norm` in a stage."""
 
     def batch_norm(value, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
         if not training:
@@ -77,10 +79,11 @@ def synced(group, plain):
 
 
 def let_sync(module, path, group):
-    """Gives a stage's own name for torch a batch norm over the replicas in `group`; torch itself stays as it is."""
+    """Replaces batch norm in the stage's own name for torch by one over the replicas in `group`; torch itself is
+    unchanged."""
     others = set(re.findall(r"\.(\w*batch_norm\w*)\(", path.read_text())) - {"batch_norm"}
     if others:
-        sys.exit(f"{path.name} normalises by `{min(others)}`, which --batch-norm sync does not know: --batch-norm average")
+        sys.exit(f"{path.name} normalises by `{min(others)}`, which --batch-norm sync does not support: use --batch-norm average")
     names = module.forward.__globals__
     made = ModuleType("torch")
     made.__dict__.update(vars(names["torch"]), batch_norm=synced(group, torch.batch_norm))
@@ -89,7 +92,7 @@ def let_sync(module, path, group):
 
 @torch.no_grad()
 def average(copies, group, count):
-    """Gives the batch norms of all `count` copies of a stage, of which some are here, the mean of their statistics."""
+    """Averages the statistics of batch norms over all `count` copies of a stage, of which `copies` are on this rank."""
     found = [[b for name, b in module.named_buffers() if name.endswith(("running_mean", "running_var"))] for module in copies]
     if not found[0]:
         return

@@ -1,4 +1,4 @@
-"""`--check`: two steps as they are planned, beside one process, losses and all gradients."""
+"""`--check`: compares two planned steps with one process, losses and all gradients."""
 
 import json
 import math
@@ -13,16 +13,17 @@ from train_parts.one_process import chained
 from train_parts.stages import load_stage
 
 
-# How far a gradient may be off, beside its own largest value or a thousandth of the model's: sums are made in another order.
+# Allowed difference of a gradient, relative to its own largest value or a thousandth of the model's: sums are made in
+# another order.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5, torch.complex64: 1e-5, torch.complex128: 1e-9}
 
 LOW_TOLERANCE = 3e-2
 
 
 def check(run):
-    """Runs two steps as they are planned, in all processes, and in one; tells on rank 0 whether they are the same.
+    """Runs two planned steps in all processes, and in one; rank 0 reports whether they agree.
 
-    What a step leaves behind shows in the next one only. Weights stay as they are.
+    Errors in the state that a step leaves show only in the next step. Weights do not change.
     """
     arguments, layout, device = run.arguments, run.layout, run.device
     stages = None
@@ -46,7 +47,7 @@ def check(run):
             expected = [gradients_of(stage) for stage in stages]
             known = [g for gradients in expected for g in gradients.values() if g is not None and g.numel()]
             largest = max((float(g.abs().max()) for g in known), default=0.0)
-        # All replicas together, and all shards.
+        # Over all replicas and shards.
         own = {}
         for held, module in run.modules.items():
             own.setdefault(held % layout.count, []).append(gradients_of(module, run.cuts))
@@ -75,7 +76,7 @@ def gradients_of(module, cuts=None):
 
 
 def compared(step, stage, rank, expected, found, largest):
-    """Yields the difference of each gradient of a stage, relative to what counts in it."""
+    """Yields the difference of each gradient of a stage, relative to its allowed size."""
     for name, whole in expected.items():
         own, place = found.get(name), {"step": step + 1, "stage": stage, "rank": rank, "name": name}
         known = whole if whole is not None else own
@@ -96,15 +97,15 @@ def verdict(arguments, layout, losses, differences):
     low = arguments.dtype != "fp32"
     of_losses = [abs(a - b) / max(abs(a), sys.float_info.min) if a != b else 0.0 for a, b in losses]
     of_loss = max(of_losses, key=lambda d: (math.isnan(d), d))
-    # Not a number is no small difference.
+    # NaN must count as a difference.
     wrong = [d for d in differences if not d["difference"] <= (LOW_TOLERANCE if low else d["allowed"])]
     lowest = any(d["allowed"] == LOW_TOLERANCE for d in differences)
     is_same = of_loss <= (LOW_TOLERANCE if low or lowest else 1e-5)
     worst = max((d["difference"] for d in differences), key=lambda d: (math.isnan(d), d), default=0.0)
     zeros = sum(d["is_zero"] for d in differences)
     name = Path(arguments.schedule).name
-    text = f"two steps under {name} on {layout.world} ranks beside one process: losses differ by {of_loss:.1e}, "
-    text += f"{len(differences)} gradients by {worst:.1e} at most"
+    text = f"two steps under {name} on {layout.world} ranks compared with one process: losses differ by {of_loss:.1e}, "
+    text += f"{len(differences)} gradients by at most {worst:.1e}"
     text += f" ({zeros} are exactly zero in both)" if zeros else ""
     print(text, file=sys.stderr)
     for one in wrong[:5]:

@@ -1,4 +1,5 @@
-"""Checkpoints by torch.distributed.checkpoint: by names in the model, written beside training, whole or not at all."""
+"""Checkpoints by torch.distributed.checkpoint: by names in the model, written in parallel with training, whole or
+not at all."""
 
 import json
 import math
@@ -16,18 +17,18 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-ABOUT = "trainer.pt"  # what is no tensor: the step, groups of the optimizer, the place in the data
+ABOUT = "trainer.pt"  # everything but tensors: the step, groups of the optimizer, the position in the data
 
 
 class Checkpoints:
-    """A folder of checkpoints. One is under way at most; it gets its name when all ranks have written all of it.
+    """A folder of checkpoints. At most one is being written; it gets its name when all ranks have written their parts.
 
-    A checkpoint that is not whole has a name that ends with `.part`, and nobody reads it.
+    The name of an incomplete checkpoint ends with `.part`, and nothing reads it.
     """
 
     def __init__(self, folder, keep, timeout):
         self.folder, self.keep, self.rank = Path(folder), keep, dist.get_rank()
-        # Its own: it sends while training does.
+        # A group of its own: it sends while training does.
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self.under_way = None
         if self.rank == 0:
@@ -35,7 +36,7 @@ class Checkpoints:
                 shutil.rmtree(left, ignore_errors=True)
 
     def save(self, step, state, about):
-        """Begins to write what ranks have of a state, copies that training does not change; `about` is rank 0's."""
+        """Starts writing the ranks' parts of a state, copies that training does not change; `about` is rank 0's."""
         self.wait()
         name = f"step_{step:08d}"
         part = self.folder / f"{name}.part"
@@ -49,25 +50,25 @@ class Checkpoints:
         written.add_done_callback(lambda written: self.settle(written, name, done))
 
     def wait(self):
-        """Waits for what is under way; what went wrong there is raised here."""
+        """Waits for the checkpoint in progress; its errors are raised here."""
         if self.under_way is not None:
             done, self.under_way = self.under_way, None
             done.result()
 
     def settle(self, written, name, done):
-        """Gives a checkpoint its name, and lets old ones go."""
+        """Gives a checkpoint its name, and removes old ones."""
         try:
             written.result()
-            if self.rank == 0:  # which has the result of all ranks
+            if self.rank == 0:  # it has the results of all ranks
                 latest = self.folder / "latest.part"
                 latest.write_text(name)
                 os.replace(latest, self.folder / "latest")
                 if (self.folder / name).exists():
                     self.remove(name)
-                # From here on it counts: whoever is killed before goes on from an earlier one.
+                # The checkpoint is valid from here on: a run killed earlier resumes from the previous one.
                 (self.folder / f"{name}.part").rename(self.folder / name)
                 synced(self.folder)
-                # Those of later steps are of another run, which began earlier.
+                # Checkpoints of later steps belong to an earlier run.
                 before = [old for old in whole_ones(self.folder) if old <= name]
                 for old in before[: -self.keep] if self.keep else []:
                     self.remove(old)
@@ -83,7 +84,7 @@ class Checkpoints:
 
 
 class Copied:
-    """What is saved has been copied already."""
+    """The state has been copied already."""
 
     should_synchronize_after_execute = False
 
@@ -91,11 +92,11 @@ class Copied:
         return state
 
     def close(self):
-        """Has nothing to close."""
+        """Nothing to close."""
 
 
 def synced(folder):
-    """Lets a folder's names survive the machine."""
+    """Makes a folder's names survive a crash of the machine."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -104,14 +105,15 @@ def synced(folder):
 
 
 def whole_ones(folder):
-    """Returns the names of checkpoints, the oldest first; torch writes `.metadata` when all the rest is there."""
+    """Returns the names of checkpoints, oldest first; torch writes `.metadata` after all other files."""
     return sorted(path.parent.name for path in Path(folder).glob("step_*/.metadata") if path.parent.suffix != ".part")
 
 
 def last_checkpoint(folder):
-    """Returns the folder of the last checkpoint; nothing where there is none.
+    """Returns the folder of the last checkpoint; None if there is none.
 
-    `latest` names the one that was written last, or was about to be: those of later steps are of another run.
+    `latest` names the one that was written last, or that a stopped run was about to write: those of later steps belong
+    to an earlier run.
     """
     latest, found = Path(folder) / "latest", whole_ones(folder)
     if latest.is_file():
@@ -127,31 +129,31 @@ def tensors_in(source):
 
 
 def load_into(state, source):
-    """Fills tensors, and parts of tensors, from a checkpoint: each process reads what it has."""
+    """Fills tensors, and parts of tensors, from a checkpoint: each process reads its own parts."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it is meant
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as intended
         dcp.load(state, checkpoint_id=source, no_dist=True)
 
 
 def model_in(source):
-    """Returns the model's state, whole."""
+    """Returns the model's whole state."""
     state = {key: torch.empty(about.size, dtype=about.properties.dtype) for key, about in tensors_in(source).items() if key.startswith("model.")}
     load_into(state, source)
     return {key.removeprefix("model."): value for key, value in state.items()}
 
 
-SHARD = 5 << 30  # bytes; the most that a file of a model has, as transformers does it
+SHARD = 5 << 30  # bytes; the largest file of a model, as in transformers
 
 
 def save_pretrained(state, folder, like):
-    """Writes a model as `save_pretrained` of transformers does, with all that is beside the weights in a folder of it."""
+    """Writes a model in the format of transformers' `save_pretrained`, with the other files of such a folder."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     if not (like / "config.json").is_file():
-        sys.exit(f"--like {like}: it has no config.json")
+        sys.exit(f"--like {like}: no config.json")
     if folder.exists():
-        sys.exit(f"--merge {folder}: it is there already")
+        sys.exit(f"--merge {folder}: it exists already")
     names = {name for file in like.glob("*.safetensors") for name in safe_open(file, framework="pt").keys()}
     if lacking := sorted(names - set(state)):
         sys.exit(f"--like {like}: it has `{lacking[0]}`, which the stages lack" + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""))
@@ -181,7 +183,8 @@ def save_pretrained(state, folder, like):
 
 
 class Weights:
-    """A model's weights by name, in a file of safetensors or of torch, or in a folder of checkpoints or one of them."""
+    """A model's weights by name, in a file of safetensors or of torch, in a folder of checkpoints, or in one of
+    them."""
 
     def __init__(self, path):
         path = Path(path)
@@ -195,7 +198,7 @@ class Weights:
             state = model_in(source) if source else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             self.names, self.read = set(state), state.__getitem__
         else:
-            sys.exit(f"--from {path}: no file of weights, and no folder of checkpoints")
+            sys.exit(f"--from {path}: neither a file of weights nor a folder of checkpoints")
         self.path = path
 
     @torch.no_grad()
@@ -214,7 +217,7 @@ class Weights:
 
 
 class Part(torch.Tensor):
-    """What a rank has of a tensor: boxes of it, as (where a box begins, its values)."""
+    """A rank's part of a tensor: boxes of it, as (position of the box, its values)."""
 
     @staticmethod
     def __new__(cls, sizes, boxes):
@@ -225,7 +228,7 @@ class Part(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        raise TypeError(f"a part of a tensor is no tensor to compute with: {function}")
+        raise TypeError(f"a part of a tensor does not support {function}")
 
     def __create_write_items__(self, key, part):
         items = []
@@ -242,7 +245,7 @@ class Part(torch.Tensor):
 
 
 def flat_part(sizes, begin, values):
-    """Returns the part of a tensor that has these consecutive elements, from `begin` on."""
+    """Returns the part of a tensor that has these consecutive elements, starting at `begin`."""
     boxes, at = [], 0
     for place, box in boxes_of(tuple(sizes), begin, begin + values.numel()):
         count = math.prod(box)
@@ -252,7 +255,7 @@ def flat_part(sizes, begin, values):
 
 
 def boxes_of(sizes, begin, end):
-    """Yields boxes of consecutive elements in a tensor, as (where a box begins, its sizes), in order."""
+    """Yields boxes that make up consecutive elements of a tensor, as (position of the box, its sizes), in order."""
     if not sizes:
         yield (), ()
         return
@@ -271,9 +274,10 @@ def boxes_of(sizes, begin, end):
 
 
 def cut_part(sizes, shard, dim, blocks, values):
-    """Returns the part of a tensor that a shard has, of which a dimension is so many blocks, each of which is cut.
+    """Returns a shard's part of a tensor, one of whose dimensions consists of `blocks` equal blocks, each of which is
+    cut.
 
-    Without blocks the first shard has all of it, and the others have nothing.
+    Without blocks the first shard has all of it, and the others none.
     """
     if blocks == 0:
         return values if shard.rank == 0 else None

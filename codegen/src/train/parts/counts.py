@@ -1,17 +1,17 @@
-"""What a step is, counted as people count it: tokens, floating-point operations, and these as a share of the devices' peak."""
+"""The size of a step: tokens, floating-point operations, and these as a share of the devices' peak."""
 
 import torch
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# torch's counter has no formula for the fused attention of processors, and none for heads that share keys and values.
+# torch's counter has no formula for fused attention on CPUs, and none for heads that share keys and values.
 KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 ATTENTION = [getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}", None) for kernel in KERNELS]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations of products and convolutions by torch's formulas, as they run."""
+    """Counts the operations of matrix products and convolutions by torch's formulas, as they run."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Operations(TorchDispatchMode):
 
 
 def tokens_of(manifest):
-    """Returns the tokens of a sample, where a model takes rows of whole numbers; otherwise nothing."""
+    """Returns the tokens of a sample, if the model takes rows of integers; otherwise None."""
     for about in manifest["inputs"][:1]:
         if about["shape"] and len(about["shape"]) == 2 and about["dtype"] in ("int64", "int32", "int16", "uint8"):
             return about["shape"][1]
@@ -37,7 +37,7 @@ def tokens_of(manifest):
 
 
 def peak_of(predicted, ranks, dtype, modules):
-    """Returns the operations a second that the plan's devices come to at most, in the type that most of the model computes in."""
+    """Returns the peak operations per second of the plan's devices, in the type that most of the model computes in."""
     peaks = predicted.get("peak") if predicted else None
     if not peaks or ranks != predicted["count"]:
         return None

@@ -1,4 +1,4 @@
-"""Tensors that the shards of a stage have a part of each: whole ones out of the parts, and parts of whole ones."""
+"""Tensors that are cut over the shards of a stage: conversion between whole tensors and parts."""
 
 import sys
 import zlib
@@ -10,10 +10,11 @@ from train_parts.checkpoints import cut_part
 
 
 class Cuts:
-    """The cut tensors of a rank's stages. A tensor under two names is cut once."""
+    """The cut tensors of a rank's stages. A tensor with two names is cut once."""
 
     def __init__(self, modules, manifest, is_sharded):
-        # Of a parameter or buffer: the stage's shard, the dimension that is cut, its blocks, none where the first shard has all of it.
+        # For each parameter or buffer: the stage's shard, the cut dimension, and its blocks, 0 if the first shard has
+        # all of it.
         self.how, self.whole_sizes = {}, {}
         for stage, module in modules.items():
             about = manifest["stages"][stage % len(manifest["stages"])]
@@ -27,7 +28,7 @@ class Cuts:
         return tensor in self.how
 
     def whole(self, tensor, value):
-        """Returns the whole of what the shards have a part of each, like `tensor`; all of them call this together."""
+        """Joins the shards' parts into a whole tensor, like `tensor`; all shards call this together."""
         if tensor not in self.how:
             return value
         shard, dim, blocks = self.how[tensor]
@@ -41,7 +42,7 @@ class Cuts:
         return shard.own(value, dim, blocks)
 
     def held(self, tensor, value):
-        """Returns what this rank has of a value like `tensor`, to be saved or filled: all of it, a part, or nothing."""
+        """Returns this rank's part of a value like `tensor`, to be saved or filled: all of it, a part, or nothing."""
         if tensor not in self.how:
             return value
         shard, dim, blocks = self.how[tensor]
@@ -62,14 +63,14 @@ def tensors_of(module):
 
 
 def compare_data(group, *values):
-    """Ends the script where the shards of a stage were given different data, which random numbers of a task may be."""
+    """Exits if the shards of a stage got different data, as random numbers of a task may cause."""
     found = torch.tensor([digest(values, 0)])
     all_found = [torch.zeros_like(found) for _ in range(dist.get_world_size(group))]
     if dist.get_backend(group) == "nccl":
         found, all_found = found.cuda(), [each.cuda() for each in all_found]
     dist.all_gather(all_found, found, group=group)
     if any(bool(each != found) for each in all_found):
-        sys.exit("the task gives the shards of one replica different data: seed what it draws with step and replica")
+        sys.exit("the task gives the shards of one replica different data: seed its random numbers with step and replica")
 
 
 def digest(value, found):

@@ -1,4 +1,4 @@
-"""Batches: the task's own functions, or a loader for each replica; cut into micro-batches."""
+"""Batches: from the task's own functions, or from one loader per replica; cut into micro-batches."""
 
 import inspect
 import random
@@ -9,7 +9,7 @@ import torch
 
 
 class Batches:
-    """What one replica trains on, step by step. `replica` counts pipelines."""
+    """The training data of one replica, step by step. `replica` counts pipelines."""
 
     def __init__(self, task, replica, replicas, micro_batches):
         self.task, self.replica, self.replicas, self.count = task, replica, replicas, micro_batches
@@ -20,7 +20,7 @@ class Batches:
             self.cut(*self.loader.batch)  # a wrong size ends the script before the first step
 
     def at(self, step, device, wants_inputs=True, wants_targets=True):
-        """Returns the inputs and targets of a step's micro-batches; of what is not wanted nothing is made."""
+        """Returns the inputs and targets of a step's micro-batches; unwanted ones are not made."""
         if self.loader:
             inputs, targets = self.cut(*self.loader.take(step))
         else:
@@ -30,7 +30,8 @@ class Batches:
         return inputs, moved(targets, device) if wants_targets else [None] * self.count
 
     def made(self, make, split, step):
-        """Calls a function of the task, which makes this replica's samples or, without replicas, those of all."""
+        """Calls a function of the task, which makes this replica's samples or, without replica arguments, those of
+        all."""
         if takes_replica(make):
             return split(self.task, make(step, self.samples, self.replica, self.replicas), self.samples, self.count)
         samples, count = self.samples * self.replicas, self.count * self.replicas
@@ -48,31 +49,31 @@ class Batches:
 
 
 class Loader:
-    """An iterable of (inputs, targets), one batch ahead, gone through again each epoch.
+    """An iterable of (inputs, targets), prefetched by one batch, restarted every epoch.
 
-    Its random numbers are those of seed, epoch and batch, so that going on after a checkpoint gives the batches that would
-    have come. Torch's own sampler is told the epoch.
+    Its random numbers depend on seed, epoch and batch, so that a run resumed from a checkpoint gets the same next
+    batches. Torch's own sampler is given the epoch.
     """
 
     def __init__(self, make, name, seed, replica, replicas, samples):
         self.name, self.seed, self.replica, self.samples = name, seed, replica, samples
-        with drawn(seed):  # what is shuffled while it is made is the same for all replicas
+        with drawn(seed):  # a shuffle in its constructor is the same for all replicas
             self.iterable = make(replica, replicas, samples)
         self.check()
         self.epoch, self.taken, self.step, self.current = 0, 0, None, None
         self.begin(0)
 
     def check(self):
-        """Refuses what would end the first epoch, before the first step."""
+        """Checks, before the first step, for faults that would otherwise show at the end of the first epoch."""
         size, sampler = getattr(self.iterable, "batch_size", None), getattr(self.iterable, "sampler", None)
         if size is not None and size != self.samples:
-            sys.exit(f"{self.name} of the task gives batches of {size}, {self.samples} samples are asked for")
+            sys.exit(f"{self.name} of the task gives batches of {size} samples, {self.samples} are needed")
         if size is not None and not getattr(self.iterable, "drop_last", True) and hasattr(sampler, "__len__"):
             if rest := len(sampler) % size:
                 sys.exit(f"the last batch of {self.name} has {rest} samples of {size}: give the DataLoader drop_last=True")
 
     def begin(self, epoch, taken=0):
-        """Begins an epoch, after so many of its batches."""
+        """Starts an epoch, after `taken` of its batches."""
         self.epoch, self.taken = epoch, taken
         for sampler in (getattr(self.iterable, "sampler", None), self.iterable):
             if hasattr(sampler, "set_epoch"):
@@ -81,11 +82,11 @@ class Loader:
             try:
                 self.iterator = iter(self.iterable)
             except TypeError:
-                sys.exit(f"{self.name} of the task returns no iterable, but {type(self.iterable).__name__}")
+                sys.exit(f"{self.name} of the task returns {type(self.iterable).__name__}, which is not iterable")
         for number in range(taken + 1):
             self.batch = self.fetch(number)
         if self.batch is None:
-            again = "" if epoch == 0 else f" in epoch {epoch + 1}: return an iterable that can be gone through again"
+            again = "" if epoch == 0 else f" in epoch {epoch + 1}: return an iterable that can be iterated repeatedly"
             sys.exit(f"{self.name} of the task gives no batch{again}")
 
     def fetch(self, number):
@@ -100,7 +101,7 @@ class Loader:
         return self.batch is None
 
     def take(self, step):
-        """Returns the batch of a step, and has the next one ready."""
+        """Returns the batch of a step, and prefetches the next one."""
         if step != self.step:
             self.step, self.current = step, self.batch
             self.taken += 1
@@ -110,7 +111,7 @@ class Loader:
 
 @contextmanager
 def drawn(*numbers):
-    """Lets what runs inside draw random numbers of its own, and gives back what was there."""
+    """Seeds random numbers inside, and restores the generators afterwards."""
     before, states = random.getstate(), torch.default_generator.get_state()
     seed = 0
     for number in numbers:
@@ -136,10 +137,10 @@ def takes_replica(function):
 
 
 def split_inputs(task, inputs, samples, count, place="inputs()"):
-    """Cuts inputs along their first dimension; what has no samples goes to each part whole.
+    """Cuts inputs along their first dimension; an input without samples is passed whole to each micro-batch.
 
-    An input has samples where its first size was that of the first input when the model was traced, or a multiple of it.
-    A size that is neither what was asked for nor the traced one is refused: a guess would train on wrong data.
+    An input has samples if its first size in the trace was that of the first input, or a multiple of it. A size that is
+    neither the requested nor the traced one is refused: a guess would train on wrong data.
     """
     expected = task.manifest["inputs"]
     if len(inputs) != len(expected):
@@ -155,8 +156,8 @@ def split_inputs(task, inputs, samples, count, place="inputs()"):
                 pieces = value.chunk(count)
             elif value.shape[0] != traced or traced == task.traced:
                 sys.exit(
-                    f"{place} of the task returned {value.shape[0]} rows of `{about['name']}`, {wanted} were asked for "
-                    f"({samples} samples a step); name it in a list `whole` if each micro-batch takes all of it"
+                    f"{place} of the task returned {value.shape[0]} rows of `{about['name']}`, {wanted} are needed "
+                    f"({samples} samples per step); name it in a list `whole` if each micro-batch takes all of it"
                 )
         for part, piece in zip(parts, pieces):
             part[about["name"]] = piece
@@ -164,10 +165,11 @@ def split_inputs(task, inputs, samples, count, place="inputs()"):
 
 
 def split_targets(task, value, samples, count, place="target()"):
-    """Cuts a target of any nesting into parts: tensors along their first dimension, or a list with an item a sample."""
+    """Cuts a target of any nesting into parts: tensors along their first dimension, or a list with one item per
+    sample."""
     if isinstance(value, torch.Tensor) and value.dim():
         if value.shape[0] != samples:
-            sys.exit(f"{place} of the task returned {value.shape[0]} rows, {samples} were asked for")
+            sys.exit(f"{place} of the task returned {value.shape[0]} rows, {samples} are needed")
         return list(value.chunk(count))
     if isinstance(value, dict):
         parts = {key: split_targets(task, item, samples, count, f"{place}[{key!r}]") for key, item in value.items()}

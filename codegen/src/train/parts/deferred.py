@@ -1,4 +1,4 @@
-"""Split backward passes: weight gradients that wait for the weight half."""
+"""Split backward passes: weight gradients are deferred to the weight half."""
 
 from contextlib import contextmanager
 from types import ModuleType
@@ -8,17 +8,17 @@ from torch import nn
 
 
 class Deferral:
-    """Weight gradients that wait, after "Zero Bubble Pipeline Parallelism" (2024).
+    """Deferred weight gradients, after "Zero Bubble Pipeline Parallelism" (2024).
 
-    The input half of a backward pass is an ordinary backward pass in which linear layers and convolutions leave the gradients
-    of their weights in a queue; the weight half works the queue off. What is not deferred (norms, embeddings, recurrent
-    layers, archives) has its gradients in the first half. Unlike halves that walk the graph, this counts a parameter
-    that is used several times right.
+    The input half of a backward pass is an ordinary backward pass in which linear layers and convolutions put the
+    computation of their weight gradients into a queue; the weight half runs the queue. Operators that are not deferred
+    (norms, embeddings, recurrent layers, archives) get their gradients in the first half. Unlike halves that walk the
+    graph, this is correct for a parameter that is used several times.
     """
 
     def __init__(self):
-        self.queue = None  # what waits, by parameter, of the input half that is running; nothing waits without one
-        self.arrived = []  # is told each parameter whose gradient has been added to
+        self.queue = None  # deferred computations of the running input half, by parameter; None outside of one
+        self.arrived = []  # functions called with each parameter whose gradient was added to
 
     @contextmanager
     def into(self, queue):
@@ -29,11 +29,11 @@ class Deferral:
             self.queue = before
 
     def holds(self, parameter):
-        """Tells whether more of a parameter's gradient waits in the half that is running."""
+        """Tells whether more of a parameter's gradient is deferred in the running half."""
         return self.queue is not None and parameter in self.queue
 
     def give(self, parameter, gradient):
-        """Takes the function that computes a gradient: now, or when the weight half comes."""
+        """Runs the function that computes a gradient: now, or in the weight half."""
         if self.queue is None:
             return gradient()
         self.queue.setdefault(parameter, []).append(gradient)
@@ -41,7 +41,8 @@ class Deferral:
 
     @torch.no_grad()
     def work(self, queue):
-        """Adds what has waited to the parameters' gradients: the uses of one are summed first, as autograd does it."""
+        """Adds the deferred gradients to the parameters': those of several uses of one are summed first, as autograd
+        does."""
         for parameter in list(queue):
             gradients = [gradient().to(parameter.dtype) for gradient in queue.pop(parameter)]
             gradient = sum(gradients[1:], gradients[0])
@@ -60,9 +61,9 @@ PLAIN_LINEAR, PLAIN_ADDMM = nn.functional.linear, torch.addmm
 
 
 def may_wait(value, weight, bias):
-    """Tells whether an operator's weights are parameters themselves, whose gradients nobody computes with or sends.
+    """Tells whether an operator's weights are themselves parameters, whose gradients nothing else uses or sends.
 
-    What another stage has computed arrives as a leaf, too: its gradient goes back with the input half.
+    A value from another stage arrives as a leaf, too: its gradient is sent back in the input half.
     """
     weights = [weight] if bias is None else [weight, bias]
     return (
@@ -73,12 +74,12 @@ def may_wait(value, weight, bias):
 
 
 def owner(tensor):
-    """Returns the parameter that a tensor is, or stands for where parameters are gathered for a pass."""
+    """Returns the parameter that a tensor is, or replaces if parameters are gathered for a pass."""
     return getattr(tensor, "parameter", tensor)
 
 
 def lowered(*tensors):
-    """Returns what autocast would compute with, and the type; no type where it is off."""
+    """Returns the tensors that autocast would compute with, and their type; None as the type if autocast is off."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors, None
@@ -171,7 +172,8 @@ def convolution(plain, rank, is_transposed):
 
 
 def let_wait(stage):
-    """Gives a stage's own names for torch other functions where weights may wait; torch itself stays as it is."""
+    """Replaces functions in the stage's own name for torch so that weight gradients may be deferred; torch itself is
+    unchanged."""
     names = {f"conv{way}{rank}d": (rank, bool(way)) for rank in (1, 2, 3) for way in ("", "_transpose")}
     waiting = {name: convolution(getattr(torch, name), *how) for name, how in names.items()}
     for name, space in (("torch", torch), ("F", nn.functional)):

@@ -5,10 +5,11 @@ import torch.distributed as dist
 
 
 def deal(replicas, micro_batches, forward_first):
-    """Returns for each place and each of its replicas the order of its passes, as (is forward, micro-batch).
+    """Returns the order of passes for each position and each of its replicas, as (is forward, micro-batch).
 
-    Replica r of n takes the micro-batches r, r + n, r + 2n …, as in PipeDream. Each goes ahead of the next place by one
-    forward pass of its own, as in 1F1B; with `forward_first` all forward passes come before the first backward pass.
+    Replica r of n takes the micro-batches r, r + n, r + 2n …, as in PipeDream. Each is ahead of the next position by
+    one of its own forward passes, as in 1F1B; with `forward_first` all forward passes come before the first backward
+    pass.
     """
     ahead = [1]
     for place in range(len(replicas) - 2, -1, -1):
@@ -28,11 +29,11 @@ def deal(replicas, micro_batches, forward_first):
 
 
 class Executor:
-    """Runs this rank's list of passes, as (letter, pipeline, micro-batch), one after the other, in all its pipelines.
+    """Runs this rank's list of passes, as (letter, pipeline, micro-batch), in all its pipelines.
 
-    Of stages with unequal replicas, which work side by side, and of two copies of the model in opposite directions; an
-    order without a cycle needs nothing more, for no send waits. What torch's runtime keeps for each micro-batch lies in as
-    many slots as passes are in flight, and one that is received ahead.
+    For stages with unequal replicas, which run in parallel, and for two copies of the model in opposite directions; an
+    order without a cycle needs nothing else, since sends never block. State that torch's runtime keeps per micro-batch
+    is in slots: one per pass in flight, and one for a message received ahead.
     """
 
     def __init__(self, run):
@@ -48,7 +49,7 @@ class Executor:
             passes = [("F" if is_forward else "B", *divmod(number, layout.pipelines)) for is_forward, number in dealt]
             self.order = [(letter, pipeline, chunk) for letter, chunk, pipeline in passes]
         self.slots, self.counts = slots_of(self.order)
-        self.ends = {pipeline: at for at, (_, pipeline, _) in enumerate(self.order)}  # of each pipeline: its last pass here
+        self.ends = {pipeline: at for at, (_, pipeline, _) in enumerate(self.order)}  # the last pass of each pipeline on this rank
         self.in_flight, self.most = 0, 0
 
     def step(self, parts, targets):
@@ -65,7 +66,7 @@ class Executor:
             self.stages[number][1].clear_runtime_states()
         awaited, self.sent, self.losses = {}, {}, {}
         for at in range(len(self.order)):
-            for near in (at, at + 1):  # the next message arrives while this one is worked on
+            for near in (at, at + 1):  # the next message arrives during this pass
                 if near < len(self.order) and near not in awaited:
                     awaited[near] = self.receive(*self.order[near])
             for work in awaited.pop(at):
@@ -97,7 +98,7 @@ class Executor:
             self.sent["F", *place] = pipeline.start(stage.get_fwd_send_ops(slot), True)
             return
         if letter != "W":
-            for work in self.sent.pop(("F", *place)):  # whoever sent this gradient has had the values
+            for work in self.sent.pop(("F", *place)):  # the sender of this gradient has received the values
                 work.wait()
             loss = self.losses.get(place)
             stage.backward_one_chunk(slot, loss=loss, full_backward=letter == "B")
@@ -109,7 +110,7 @@ class Executor:
         self.in_flight -= letter != "I"
 
     def told(self):
-        """Says how many passes were in flight at most, on the ranks of the first pipeline; all ranks call it."""
+        """Reports the most passes in flight on the ranks of the first pipeline; all ranks call this."""
         run = self.run
         found = torch.zeros(run.layout.world, dtype=torch.float64, device=run.device)
         found[run.rank] = self.most
@@ -119,9 +120,10 @@ class Executor:
 
 
 def slots_of(order):
-    """Returns the slot of each micro-batch of a pipeline, and how many slots a pipeline has.
+    """Returns the slot of each micro-batch of a pipeline, and the number of slots.
 
-    A message is received one pass ahead, so a slot is taken again by the second pass after the one that frees it at the earliest.
+    A message is received one pass ahead, so a slot can be reused at the earliest by the second pass after the one that
+    frees it.
     """
     slots, counts, free, freed = {}, {}, {}, []
     for at, (letter, pipeline, number) in enumerate(order):

@@ -1,4 +1,4 @@
-"""What a rank says when it fails, and how to go on."""
+"""The messages of a rank that fails, and how to resume."""
 
 import os
 import re
@@ -14,14 +14,14 @@ from train_parts.update import NotFinite
 
 
 def failed(error, rank, arguments, is_launched, watch):
-    """Tells what became of a rank, and ends it."""
+    """Reports the failure of a rank, and ends it."""
     text, place = first_line(error), f" in {DOING['pass']}" if DOING["pass"] else ""
     kind, details, silent = "error", None, {}
     if isinstance(error, NotFinite):
-        if "saving" in DOING:  # all ranks end here together: what they have begun to write is good
+        if "saving" in DOING:  # all ranks end here together: the checkpoint in progress is valid
             DOING["saving"].wait()
         kind = "other" if "another rank" in text else "error"
-    elif "connectFullMesh" in str(error):  # before anything was waited for
+    elif "connectFullMesh" in str(error):  # before any wait
         kind, text = "lost", f"could not connect to another rank ({text[-200:]})"
     elif re.search(r"timed? ?out", str(error), re.IGNORECASE):
         waits = f" in {' and '.join(names[:2])}" if (names := watch.pending if watch else []) else ""
@@ -37,19 +37,19 @@ def failed(error, rank, arguments, is_launched, watch):
         text = ", ".join(filter(None, (text, who(silent))))
         if kind != "other":
             line = f"rank {rank}: {text}; {go_on(arguments)}\n"
-            print(line, end="", file=sys.stderr, flush=True)  # in one piece: others write too
-    # Whoever waited gives the others time to say so, and a cause comes before what it caused.
+            print(line, end="", file=sys.stderr, flush=True)  # one write: other ranks write too
+    # A rank that waited lets the others report first, and a cause comes before its consequences.
     time.sleep({"timeout": 1.2, "lost": 0.5, "other": 1.0}.get(kind, 0.0) if is_launched else 0.0)
     os._exit(1)
 
 
 def go_on(arguments):
     launcher = "python" if REPORTS in os.environ or "RANK" not in os.environ else "torchrun …"
-    return f"go on from the last checkpoint with: {launcher} train.py … --save {arguments.save or 'DIR'} --resume"
+    return f"resume from the last checkpoint with: {launcher} train.py … --save {arguments.save or 'DIR'} --resume"
 
 
 def need_gpus(ranks):
-    """Each rank of a machine has a GPU of its own: NCCL refuses to share one."""
+    """Every rank of a machine needs a GPU of its own: NCCL refuses to share one."""
     have = torch.cuda.device_count()
     if ranks > have:
-        sys.exit(f"this machine has {have} GPUs for {ranks} ranks, which do not share one: spread them by --nnodes, or --device cpu, or --single")
+        sys.exit(f"this machine has {have} GPUs for {ranks} ranks, and each needs its own: use --nnodes, --device cpu or --single")

@@ -1,7 +1,8 @@
-"""ZeRO 3 by block, as FSDP does it: replicas share out parameters, too, and gather those of a block when a pass comes to it.
+"""ZeRO 3 by block, as in FSDP: replicas also shard parameters, and gather those of a block when a pass reaches it.
 
-torch's `fully_shard` gathers where a module's `forward` is called; of a stage only blocks that it repeats have one. So a block is
-gathered when one of its parameters is asked for: in a forward pass by name, in a backward pass by what autograd has saved of it.
+torch's `fully_shard` gathers when a module's `forward` is called; in a stage only repeated blocks have one. So a block
+is gathered when one of its parameters is read: in a forward pass by name, in a backward pass through the tensors that
+autograd saved.
 """
 
 from contextlib import contextmanager
@@ -17,20 +18,21 @@ from train_parts.sync import Sharded
 
 
 class FullySharded(Sharded):
-    """A rank's stages, of whose parameters each replica keeps, steps and saves an equal slice of every block.
+    """A rank's stages whose parameters are sharded: each replica keeps, steps and saves an equal slice of every block.
 
-    Two blocks are held at most: the one that a pass is at, and from the second pass on the one that came after it the last time,
-    which travels meanwhile. A block's gradients are summed by reduce-scatter after every backward pass, as under ZeRO 2.
+    At most two blocks are gathered: the one that a pass is at, and, from the second pass on, the one that followed it
+    the last time, which is prefetched. A block's gradients are summed by reduce-scatter after every backward pass, as
+    under ZeRO 2.
 
-    A module's own parameters stand for sizes and types only, and hold gradients; a pass gets others, which share the memory of what
-    was gathered. Whoever holds one keeps that memory, so nothing reads what has been let go. What autograd saves of them is a
-    reference, which gathers the block again.
+    A module's own parameters only have sizes and types, and hold gradients; a pass gets other tensors, views of the
+    gathered memory. A reference to one keeps that memory alive, so freed memory is never read. In the place of a
+    parameter, autograd saves a reference that gathers the block again.
     """
 
-    aligned = 64  # kernels may add up unaligned data in another order
+    aligned = 64  # kernels may sum unaligned data in another order
 
     def __init__(self, stages, groups, passes, tied, device, offload):
-        self.block_of = {}  # of a parameter
+        self.block_of = {}  # by parameter
         for number, (module, blocks) in enumerate(stages):
             paths = paths_of(blocks) or finer({name: p.numel() for name, p in module.named_parameters()})
             for name, parameter in module.named_parameters():
@@ -39,7 +41,7 @@ class FullySharded(Sharded):
         frozen = self.cut([p for p in self.block_of if not p.requires_grad])
         self.unit_of, self.units, self.by_storage = {}, {}, {}
         self.now, self.last, self.pass_of, self.after = None, None, -1, {}
-        self.together, self.most = [], 0  # memory that was gathered and is held, and the most bytes that there were
+        self.together, self.most = [], 0  # gathered memory, and its peak in bytes
         for bucket in self.buckets + self.tied + frozen:
             unit = Unit(self, bucket, device)
             self.units.setdefault(self.block_of[bucket[0]], []).append(unit)
@@ -60,13 +62,13 @@ class FullySharded(Sharded):
 
     @contextmanager
     def passing(self):
-        """Lets a forward pass save references to parameters, in place of them."""
+        """Makes a forward pass save references instead of parameters."""
         self.last = None
         with torch.autograd.graph.saved_tensors_hooks(lambda t: self.reference(t) or t, lambda kept: kept.tensor() if type(kept) is Reference else kept):
             yield
 
     def asked(self, parameter):
-        """Returns what a pass computes with."""
+        """Returns the tensor for a parameter in a pass."""
         unit = self.bring(self.unit_of[parameter])
         if not (torch.is_grad_enabled() and parameter.requires_grad):
             return unit.value(parameter)
@@ -75,16 +77,16 @@ class FullySharded(Sharded):
         return value
 
     def reference(self, tensor):
-        """Returns a reference to a part of what is gathered; nothing of other tensors."""
+        """Returns a reference to a part of the gathered memory; None for other tensors."""
         unit = self.by_storage.get(tensor.untyped_storage()._cdata) if is_plain(tensor) else None
         return Reference(unit, tensor) if unit is not None and tensor.dtype == unit.own.dtype else None
 
     @torch.no_grad()
     def bring(self, unit):
-        """Gathers a unit's block, and begins with the one that comes after it."""
+        """Gathers a unit's block, and starts gathering the one that follows it."""
         block = self.block_of[unit.bucket[0]]
         if block != self.now:
-            pass_of = torch._C._current_graph_task_id()  # below 0 in a forward pass
+            pass_of = torch._C._current_graph_task_id()  # negative in a forward pass
             if pass_of != self.pass_of:
                 self.pass_of, self.last = pass_of, None
             if self.last is not None:
@@ -105,12 +107,13 @@ class FullySharded(Sharded):
         self.now = None
 
     def count(self):
-        """Counts memory of gathered parameters, whoever holds it: a thread of gloo, too, a little longer than the message takes."""
+        """Counts the memory of gathered parameters, whoever holds it: a gloo thread may hold it a little longer than
+        the message takes."""
         self.together = [(weak, size) for weak, size in self.together if not weak.expired()]
         self.most = max(self.most, sum(size for _, size in self.together))
 
     def figures(self):
-        """Returns the most bytes of gathered parameters that there were at a time, twice the largest block, and all."""
+        """Returns the peak bytes of gathered parameters, twice the largest block, and the total."""
         self.count()
         blocks = [sum(self.size * unit.own.nbytes for unit in units) for units in self.units.values()]
         return self.most, min(2 * max(blocks, default=0), sum(blocks)), sum(blocks)
@@ -118,25 +121,26 @@ class FullySharded(Sharded):
     # -- between steps
 
     def gather(self, *how):
-        """Brings the pieces of gradients together, to look at; parameters are gathered when they are needed."""
+        """Gathers gradients for inspection; parameters are gathered on demand."""
         if how:
             super().gather(*how)
         else:
             self.let_go()
 
     def refresh(self):
-        """Lets go of what is not the parameters' memory any more."""
+        """Drops gathered memory that no longer has the parameters' values."""
         self.let_go()
 
     def slice_of(self, parameter):
-        """Returns where this replica's slice of a parameter begins, and the slice; nothing where it has none."""
+        """Returns the start of this replica's slice of a parameter, and the slice; None if it has none."""
         unit = self.unit_of[parameter]
         found = [(begin, unit.own[place : place + end - begin]) for p, begin, end, place in self.places(unit.bucket) if p is parameter]
         return found[0] if found else None
 
 
 class Unit:
-    """Parameters of a block that have one type, as one tensor: this replica's slice of it, and all of it while it is gathered."""
+    """The parameters of a block that have one type, as one tensor: this replica's slice of it, and all of it while
+    gathered."""
 
     def __init__(self, sharing, bucket, device):
         self.sharing, self.bucket, self.flat, self.work = sharing, bucket, None, None
@@ -149,7 +153,7 @@ class Unit:
         self.starts, at = {}, 0
         for parameter in bucket:
             self.starts[parameter], at = at, at + sharing.room(parameter)
-        for parameter in bucket:  # what is computed with it by mistake is not a number
+        for parameter in bucket:  # a computation with it by mistake gives NaN
             empty = self.own.new_full((1,), float("nan")) if self.own.is_floating_point() else self.own.new_zeros(1)
             parameter.data = empty.expand(parameter.shape)
 
@@ -158,7 +162,7 @@ class Unit:
             self.flat = self.own.new_empty(self.sharing.size * len(self.own))
             self.sharing.by_storage[self.flat.untyped_storage()._cdata] = self
             self.sharing.together.append((StorageWeakRef(self.flat.untyped_storage()), self.flat.nbytes))
-            if len(self.own):  # as bytes, which all backends know
+            if len(self.own):  # as bytes, which all backends support
                 flat, own = self.flat.view(torch.uint8), self.own.view(torch.uint8)
                 self.work = dist.all_gather_into_tensor(flat, own, group=self.sharing.group, async_op=True)
 
@@ -192,7 +196,7 @@ class Use(torch.autograd.Function):
 
 
 class Reference:
-    """What autograd has saved of a gathered parameter: where it lies."""
+    """A saved gathered parameter: its position."""
 
     def __init__(self, unit, tensor):
         self.unit, self.how = unit, (tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -203,7 +207,7 @@ class Reference:
 
 
 class Gathering(dict):
-    """The parameters of a module: a pass that asks for one gets what was gathered."""
+    """The parameters of a module: reading one in a pass returns the gathered tensor."""
 
     def __init__(self, own, sharing):
         super().__init__(own)
@@ -214,12 +218,12 @@ class Gathering(dict):
 
 
 def paths_of(blocks):
-    """Returns the paths of modules that blocks are, or that they are operators of."""
+    """Returns the paths of modules that are blocks, or that contain operators of blocks."""
     return {block.split(" (call ")[0].partition("/")[0] for block in blocks}
 
 
 def block_of(name, paths):
-    """Returns the innermost of the paths that a parameter lies under; the model itself where there is none."""
+    """Returns the innermost of the paths that contain a parameter; the model itself if none does."""
     path = name.rpartition(".")[0]
     while path and path not in paths:
         path = path.rpartition(".")[0]
@@ -227,7 +231,8 @@ def block_of(name, paths):
 
 
 def finer(sizes):
-    """Returns paths to cut a stage by where no plan does: modules are opened while they have more than a quarter of it."""
+    """Returns paths by which to cut a stage without a plan: modules are opened while they have more than a quarter
+    of it."""
 
     def opened(path):
         inside = {name: size for name, size in sizes.items() if name.startswith(path)}

@@ -1,4 +1,4 @@
-"""Process groups, and how gradients are summed over them."""
+"""Process groups, and the sums of gradients over them."""
 
 import sys
 from datetime import timedelta
@@ -13,10 +13,10 @@ from train_parts.update import NotFinite, named_parameters_of, parameter_at
 
 
 class Groups:
-    """Which ranks speak to which, and how those that hold the same parameters join their gradients."""
+    """The groups of ranks that communicate, and the sums of gradients over the ranks that hold the same parameters."""
 
     def make_groups(self):
-        """All ranks make all groups, in one order."""
+        """All ranks make all groups, in the same order."""
         layout, wanted = self.layout, set()
         pipelines = {tuple(layout.members(n, shard)) for n in range(layout.pipelines) for shard in range(layout.shards)}
         for shard in range(layout.shards):
@@ -34,7 +34,7 @@ class Groups:
         self.slice_groups = {}
         if self.arguments.sync != "buckets":
             for ranks in sorted(ranks for ranks in wanted if len(ranks) > 1):
-                # The second one waits for as long as there is nothing to send.
+                # The second one blocks as long as there is nothing to send.
                 self.slice_groups[ranks] = (self.group_of(ranks), dist.new_group(list(ranks), timeout=timedelta(days=30)))
         self.norm_groups = {}
         if self.arguments.batch_norm == "sync" and layout.replicas[0] > 1:
@@ -58,7 +58,8 @@ class Groups:
         return tuple(sorted({rank for holder in holders for rank in self.layout.ranks_of_stage(holder["stage"], shard)}))
 
     def make_sync(self, place):
-        """Joins the gradients of this rank's replicas, which share out what `--sharding` says, or of both copies of the model."""
+        """Returns the object that joins the gradients of this rank's replicas, which shard the state of
+        `--sharding`, or of both copies of the model."""
         if self.layout.copies > 1:
             return self.make_mirrored()
         ranks, inside = tuple(sorted(self.layout.replicas_of_place(place, self.shard))), self.layout.sharers(place, self.shard)
@@ -68,7 +69,7 @@ class Groups:
         passes = len(self.executor.order) // 2 if self.executor else arguments.micro_batches
         if arguments.sync != "buckets":
             if self.task.clip:
-                sys.exit(f"`clip` of the task does not go with --sync {arguments.sync}, which updates before all gradients are known: --sync buckets")
+                sys.exit(f"`clip` of the task cannot be combined with --sync {arguments.sync}, which updates before all gradients are known: use --sync buckets")
             about = (passes, arguments.slice, arguments.sync == "fifo", arguments.timeout, NotFinite)
             return Sliced(self.modules.values(), named_parameters_of(self.modules), self.slice_groups[ranks], *about)
         is_served = arguments.collective == "parameter-server"
@@ -90,9 +91,9 @@ class Groups:
         if arguments.sharding != "zero3":
             return Sharded(parameters, groups, passes, tied, arguments.sharding == "zero2")
         if any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values()):
-            sys.exit("zero3 needs stages in Python: --form python, or zero2")
+            sys.exit("zero3 needs stages in Python: use --form python, or zero2")
         if any("_scripted" in module.forward.__globals__ for module in self.modules.values()):
-            sys.exit("zero3 does not go with scripted control flow, in which replicas may ask for different parameters: zero2")
+            sys.exit("zero3 cannot be combined with scripted control flow, in which replicas may read different parameters: use zero2")
         for module in self.modules.values():
             move_buffers(module, self.device)
         stages = [(module, self.manifest["stages"][stage]["blocks"]) for stage, module in self.modules.items()]
@@ -110,7 +111,7 @@ class Groups:
 
 
 def move_buffers(module, device):
-    """Moves buffers, and no parameters; one under two names stays one."""
+    """Moves buffers, not parameters; one with two names stays one."""
     moved = {}
     for holder in module.modules():
         for name, buffer in holder._buffers.items():

@@ -1,4 +1,4 @@
-"""Ranks that wait for one that does not answer: which one it is, and what it is at."""
+"""Finds the rank that others wait for, and what it is doing."""
 
 import json
 import math
@@ -9,26 +9,28 @@ import time
 import torch
 import torch.distributed as dist
 
-SHOWN = 3  # ranks that are told
-DOING = {"pass": None}  # what began last, to be told when something fails
+SHOWN = 3  # the most ranks that are named
+DOING = {"pass": None}  # the pass that started last, for messages about failures
 
 
 class Watch:
-    """Tells all ranks what this one is at when a step lasts too long, and finds those that tell nothing of waiting.
+    """Reports this rank's current pass to all ranks when a step lasts too long, and finds the ranks that do not report
+    that they wait.
 
-    A thread of its own tells it, through the ranks' store: a rank that hangs cannot. It is silent only where something holds Python.
+    A separate thread reports it, through the ranks' store: a hanging rank cannot. The thread is silent only if
+    something holds Python's lock.
     """
 
     def __init__(self, rank, world, timeout, doing):
         self.rank, self.world, self.timeout, self.doing, self.begun = rank, world, timeout, doing, None
-        self.pending = []  # collectives that had not ended when the step had lasted too long: one that fails counts as ended
-        # Of its own connection, for the first one may be waiting; ranks that are started again begin anew.
+        self.pending = []  # collectives unfinished when the step had lasted too long: later, a failed one counts as finished
+        # With a connection of its own, because the first one may be waiting; restarted ranks use another prefix.
         store = dist.distributed_c10d._get_default_store().clone()
         self.store = dist.PrefixStore(f"hangs {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         threading.Thread(target=self.run, daemon=True).start()
 
     def begin(self):
-        """Begins a step."""
+        """Starts a step."""
         self.begun = time.monotonic()
 
     def run(self):
@@ -39,12 +41,12 @@ class Watch:
                 self.pending = pending()
                 try:
                     self.store.set(f"at {self.rank}", str(self.doing["pass"]))
-                except Exception:  # whoever kept the store has ended: nobody asks any more
+                except Exception:  # the rank with the store has ended: nobody reads it any more
                     return
                 self.begun = None
 
     def silent(self):
-        """Returns the ranks that have not said that they wait, and what each is at, where that is known; this one waits."""
+        """Returns the ranks that have not reported that they wait, and what each is doing, if known; this one waits."""
         try:
             self.store.append("waits", f"{self.rank} ")
             time.sleep(0.7)
@@ -57,16 +59,17 @@ class Watch:
 
 
 def pending():
-    """Returns the collectives here that have not ended, by torch's flight recorder; it has none of gloo's messages between two ranks."""
+    """Returns the unfinished collectives here, by torch's flight recorder; it does not record gloo's messages
+    between two ranks."""
     try:
         entries = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())["entries"]
         return [f"{e['profiling_name']} of {sum(map(math.prod, e['input_sizes']))} numbers" for e in entries if not e["retired"]]
-    except Exception:  # a private part of torch, which may be another one
+    except Exception:  # a private part of torch, which may change
         return []
 
 
 def who(silent):
-    """Says which ranks do not answer, and what they are at."""
+    """Describes which ranks do not answer, and what they are doing."""
     if not silent:
         return None
     at = [f"rank {rank}" + (f", which is at {doing}" if doing else "") for rank, doing in silent.items()]

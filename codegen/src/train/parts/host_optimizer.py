@@ -1,4 +1,5 @@
-"""An optimizer's state and its update in host memory: gradients go there, and stepped parameters come back. Needs torch alone."""
+"""Optimizer state and update in host memory: gradients are copied there, and updated parameters come back. Needs
+only torch."""
 
 import time
 
@@ -7,10 +8,11 @@ from torch import nn
 
 
 class HostOptimizer:
-    """Steps parameters, or the pieces of them that a rank steps, in twins on the host, which the optimizer has in their place.
+    """Updates parameters, or this rank's pieces of them, through copies on the host, which the optimizer gets in their
+    place.
 
-    After "ZeRO-Offload" (2021): the device keeps no state, and a step moves one gradient to the host and one parameter back for each
-    parameter that is stepped. On a processor the twins are the copies that they would be, and results are bit-equal.
+    After "ZeRO-Offload" (2021): the device keeps no state, and a step moves one gradient to the host and one value back
+    for each updated parameter. On a CPU the twins are ordinary copies, and results are bitwise equal.
     """
 
     def __init__(self, optimizer, owns, device):
@@ -19,7 +21,7 @@ class HostOptimizer:
         self.gradients = {own: self.room(own) for own in owns}
         for group in optimizer.param_groups:
             for own in group["params"]:
-                state = optimizer.state.pop(own, {})  # some optimizers make it before their first step
+                state = optimizer.state.pop(own, {})  # some optimizers create it before their first step
                 if state:
                     optimizer.state[self.twins[own]] = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
             group["params"] = [self.twins[own] for own in group["params"]]
@@ -30,7 +32,7 @@ class HostOptimizer:
 
     @torch.no_grad()
     def step(self):
-        """Steps what has a gradient, as the optimizer would on the device."""
+        """Updates parameters with gradients, as the optimizer would on the device."""
         begun = time.perf_counter()
         for own, twin in self.twins.items():
             twin.grad = None if own.grad is None else self.gradients[own].copy_(own.grad, non_blocking=True)
@@ -40,19 +42,20 @@ class HostOptimizer:
         self.optimizer.step()
         stepped = time.perf_counter()
         for own, twin in self.twins.items():
-            own.detach().copy_(twin, non_blocking=True)  # the next passes, and the next copies, come after it on their stream
+            own.detach().copy_(twin, non_blocking=True)  # later passes and copies follow it on their stream
         back = time.perf_counter()
         self.steps += 1
         self.seconds = [a + b for a, b in zip(self.seconds, (there - begun, stepped - there, back - stepped))]
 
     @torch.no_grad()
     def refresh(self):
-        """Takes the values of the parameters again."""
+        """Copies the values of the parameters again."""
         for own, twin in self.twins.items():
             twin.copy_(own)
 
     def figures(self):
-        """Returns bytes of the state that is kept here, those that a step moves each way, and its seconds there, in the update and back."""
+        """Returns the bytes of state kept here, the bytes that a step moves each way, and the seconds of the copies
+        there, the update, and the copies back."""
         state = [v for values in self.optimizer.state.values() for v in values.values() if isinstance(v, torch.Tensor)]
         kept, moved = sum(v.nbytes for v in state), sum(twin.nbytes for twin in self.twins.values())
         return [kept, moved, *(seconds / max(1, self.steps) for seconds in self.seconds)]

@@ -1,4 +1,4 @@
-"""What the script itself costs the host, beside the stages: processor seconds of a rank's thread, which waits are not part of."""
+"""Host time of the script itself, in addition to the stages: CPU seconds of a rank's thread, without waits."""
 
 import time
 from contextlib import contextmanager
@@ -7,9 +7,10 @@ from train_parts.stragglers import BUSY
 
 
 class HostTrace:
-    """Adds up processor seconds of a rank by what it was at: a step, in it the schedule's passes, in these the stages' own work."""
+    """Sums CPU seconds of a rank by activity: a step, the schedule's passes in it, and the stages' own work in
+    these."""
 
-    WARM_UP = 2  # steps, which find their memory and open connections
+    WARM_UP = 2  # steps, which allocate memory and open connections
 
     def __init__(self, is_on):
         self.is_on = is_on
@@ -36,7 +37,8 @@ class HostTrace:
         self.steps += 1
 
     def figures(self):
-        """Returns the seconds of a pass beside its stage, of a pass in its stage, of a step beside its passes, and passes a step."""
+        """Returns the seconds of a pass outside its stage, of a pass in its stage, of a step outside its passes, and
+        passes per step."""
         steps, passes = max(1, self.steps), max(1, self.passes)
         step, inside, stages = (self.seconds[name] for name in ("step", "passes", "stages"))
         return (inside - stages) / passes, stages / passes, (step - inside) / steps, self.passes / steps

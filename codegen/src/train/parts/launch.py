@@ -1,7 +1,7 @@
-"""`python train.py` starts its own ranks, so that the line that says what happened comes last and alone.
+"""`python train.py` starts its own ranks, so that one line with the cause of a failure comes last.
 
-A rank that fails writes a report; whoever started the ranks picks the cause out of them: an error before those that merely
-lost a peer, and of ranks that waited for each other the one that did not answer.
+A failing rank writes a report; the launcher picks the cause out of all reports: an error rather than a lost peer, and
+among ranks that waited for each other the one that did not answer.
 """
 
 import json
@@ -17,21 +17,21 @@ from pathlib import Path
 
 from train_parts.hangs import who
 
-REPORTS = "TRAIN_REPORTS"  # where reports go, in the ranks' environment
-TRACES = "nccl_trace_rank_"  # what NCCL's flight recorder leaves there at a timeout
+REPORTS = "TRAIN_REPORTS"  # the folder of reports, in the ranks' environment
+TRACES = "nccl_trace_rank_"  # files that NCCL's flight recorder writes there at a timeout
 
 
 def launch(script, world, nodes, endpoint, restarts, again):
-    """Runs this script in so many processes; ends with their exit code."""
+    """Runs this script in `world` processes; exits with their exit code."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if world % nodes:
-        sys.exit(f"{world} ranks do not spread over {nodes} machines evenly: use torchrun")
+        sys.exit(f"{world} ranks cannot be divided evenly over {nodes} machines: use torchrun")
     logging.disable(logging.CRITICAL)  # the agent's own reports
     folder = os.environ[REPORTS] = tempfile.mkdtemp(prefix="train-")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does it
-    # Or ranks that are started again find addresses of those before them in a store that all attempts share.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    # Otherwise restarted ranks find addresses of their predecessors in a store that all attempts share.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(Path(folder) / TRACES))
     config = LaunchConfig(
@@ -51,7 +51,7 @@ def launch(script, world, nodes, endpoint, restarts, again):
         text = cause(Path(folder), error.failures, world)
         print(f"{text}, after {time.monotonic() - begun:.1f} s; {again}", file=sys.stderr, flush=True)
         sys.exit(1)
-    except BaseException as error:  # the agent's, for signals and for machines that do not come
+    except BaseException as error:  # of the agent, for signals and for missing machines
         shutil.rmtree(folder, ignore_errors=True)
         name = signal.Signals(error.sigval).name if hasattr(error, "sigval") else f"{type(error).__name__}: {first_line(error)}"
         print(f"stopped ({name}); {again}", file=sys.stderr, flush=True)
@@ -60,7 +60,7 @@ def launch(script, world, nodes, endpoint, restarts, again):
 
 
 def cause(folder, failures, world):
-    """Returns what happened first, in words."""
+    """Describes what happened first."""
     reports = {}
     for path in folder.glob("rank_*.json"):
         report = json.loads(path.read_text())
@@ -71,15 +71,15 @@ def cause(folder, failures, world):
             return f"rank {report['rank']} failed: {report['text']}{details}"
     waited = [report for report in reports.values() if report["kind"] == "timeout"]
     if not reports and any(folder.glob(f"{TRACES}*")):  # NCCL's watchdog ends a rank before it can report
-        return f"ranks waited for each other until NCCL's timeout; `torchfrtrace --prefix {TRACES} {folder}` says which, and in what"
+        return f"ranks waited for each other until NCCL's timeout; `torchfrtrace --prefix {TRACES} {folder}` shows which, and in which collective"
     for rank, failure in failures.items():
-        # Ranks that are left over are ended by SIGTERM.
+        # The remaining ranks are ended by SIGTERM.
         if rank not in reports and not (waited and failure.exitcode == -signal.SIGTERM):
             if failure.exitcode < 0:
                 return f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}"
             return f"rank {rank} failed with exit code {failure.exitcode}"
     if waited:
-        # Who said last that it waits knows most of the others that do.
+        # The last rank that reported waiting knows most of the others that wait.
         silent = max(waited, key=lambda report: report["time"])["silent"]
         silent = {int(rank): doing for rank, doing in silent.items() if int(rank) not in reports}
         silent = silent or {rank: None for rank in range(world) if rank not in reports}
@@ -92,7 +92,7 @@ def cause(folder, failures, world):
 
 
 def report(rank, kind, text, error=None, silent=None):
-    """Leaves a report for whoever started the ranks; tells whether somebody did."""
+    """Leaves a report for the launcher; returns whether there is one."""
     folder = os.environ.get(REPORTS)
     if folder is None:
         return False
@@ -108,7 +108,7 @@ def report(rank, kind, text, error=None, silent=None):
 
 
 def hangs_file(rank):
-    """Returns where a rank's stack goes when a step lasts too long."""
+    """Returns the file for a rank's stack when a step lasts too long."""
     folder = os.environ.get(REPORTS)
     return open(Path(folder) / f"hangs_{rank}.txt", "w") if folder else None
 

@@ -1,4 +1,4 @@
-"""Which rank holds which stages: replicas, shards, copies, tables of passes."""
+"""The stages of each rank: replicas, shards, copies, tables of passes."""
 
 import csv
 import math
@@ -10,7 +10,7 @@ from train_parts.stages import form_of
 
 
 def read_csv(path):
-    """Returns for each rank of a compute-only schedule table its passes, as (letter, stage, micro-batch)."""
+    """Returns the passes of each rank of a compute-only schedule table, as (letter, stage, micro-batch)."""
     ranks = []
     with open(path, newline="") as file:
         for row in csv.reader(file):
@@ -23,10 +23,11 @@ def read_csv(path):
 
 
 def refuse(options, what, instead):
-    """Ends where an option is given that does not go with something, and says what would."""
+    """Exits if one of the options is given, with a message that they cannot be combined with `what` and what to use
+    instead."""
     for option, is_given in options.items():
         if is_given:
-            sys.exit(f"{option} does not go with {what}: {instead}")
+            sys.exit(f"{option} cannot be combined with {what}: use {instead}")
 
 
 # Schedules that run two copies of the model.
@@ -34,15 +35,15 @@ TWO_WAY = ("gems", "gemsmaster", "gemsmast", "mast", "master", "chimera", "dualp
 
 
 def copies_in(arguments, count):
-    """Returns how many copies of `count` stages a schedule table runs: two where there are twice as many stages, and the second
-    half of them lies on the ranks in opposite order. Refuses what does not go with two."""
+    """Returns how many copies of `count` stages a schedule table runs: two if it has twice as many stages, and the
+    second half of them is on the ranks in opposite order. Refuses options that two copies do not support."""
     if arguments.csv_ranks != [sorted({rank, 2 * count - 1 - rank}) for rank in range(count)]:
         return 1
     shards, sharding = f"--shards {arguments.shards}", f"--sharding {arguments.sharding}"
     for option, is_given in {shards: arguments.shards > 1, sharding: arguments.sharding != "none"}.items():
         if is_given:
-            sys.exit(f"{option} does not go with two copies of the model: {option.split()[0]} {'1' if option is shards else 'none'}, or another schedule")
-    # Messages of a direction keep their order, which has to be the same in all stages of a copy.
+            sys.exit(f"{option} cannot be combined with two copies of the model: use {option.split()[0]} {'1' if option is shards else 'none'}, or another schedule")
+    # Messages in one direction keep their order, which must be the same in all stages of a copy.
     found = {}
     for letter, stage, number in (each for row in arguments.passes for each in row):
         if letter != "W":
@@ -54,43 +55,44 @@ def copies_in(arguments, count):
                 sys.exit(f"{arguments.schedule}: stage {stage} runs other micro-batches than stage {stage // count * count} of its copy, or in another order")
     first, second = (len(found.get((copy * count, True), [])) for copy in (0, 1))
     if first != second:
-        sys.exit(f"{arguments.schedule}: one copy of the model runs {first} micro-batches, the other {second}: give both as many")
+        sys.exit(f"{arguments.schedule}: one copy of the model runs {first} micro-batches, the other {second}: give both the same number")
     return 2
 
 
 def splits_backward(arguments):
-    """Tells whether a schedule has weight halves, which Python stages can put off."""
+    """Tells whether a schedule has weight halves, which Python stages can defer."""
     halves = ("interleavedzerobubble", "zbvzerobubble", "dualpipev")
     return arguments.csv_is_split or arguments.schedule.lower() in halves
 
 
 def refuse_shards(manifest, arguments):
-    """Refuses what does not go with shards, before anything starts."""
+    """Refuses options that shards do not support, before anything starts."""
     shards, own = f"--shards {arguments.shards}", "--shards 1"
     if not any("cuts" in about for about in manifest["stages"]):
-        sys.exit(f"{shards}: these stages are not cut inside their operators: emit them so, or {own}")
+        sys.exit(f"{shards}: these stages are not cut inside their operators: emit stages that are, or use {own}")
     if any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]):
-        sys.exit(f"{shards}: archives cannot be cut inside their operators: --form python, or {own}")
+        sys.exit(f"{shards}: archives cannot be cut inside their operators: use --form python, or {own}")
     if arguments.sharding != "none":
-        sys.exit(f"--sharding {arguments.sharding} does not go with {shards}: --sharding none, or {own}")
+        sys.exit(f"--sharding {arguments.sharding} cannot be combined with {shards}: use --sharding none, or {own}")
     for tied in manifest["tied"]:
         cuts = [(manifest["stages"][holder["stage"]].get("cuts") or {}).get(holder["name"]) for holder in tied["holders"]]
         if any(cut != cuts[0] for cut in cuts):
             names = " and ".join(sorted({f"`{holder['name']}`" for holder in tied["holders"]}))
-            sys.exit(f"{shards}: {names} are one parameter, cut in different ways: {own}")
+            sys.exit(f"{shards}: {names} are one parameter, cut in different ways: use {own}")
 
 
 class Layout:
-    """Which rank runs which stages, in which pipelines.
+    """The stages and pipelines of each rank.
 
-    Two copies of the model in opposite directions are two pipelines over the same ranks. Stage s of p is there s in the first
-    and p + s in the second, as in schedule tables; all else has stages of the model, and calls those "held".
+    Two copies of the model in opposite directions are two pipelines over the same ranks. Here, stage s of p is numbered
+    s in the first and p + s in the second, as in schedule tables, and these numbers are called "held"; all other code
+    uses stages of the model.
 
-    Where stages are cut inside their operators, each place of each replica is as many neighbouring ranks as there are
-    shards, and each shard has a chain of pipelines of its own: what follows is of one of them.
+    If stages are cut inside their operators, each position of each replica is a run of neighbouring ranks, one per
+    shard, and each shard has a chain of pipelines of its own: the following describes one of them.
 
-    A pipeline is one rank for each place: a stage, or the stages that interleave there. With unequal replicas there are as
-    many pipelines as their least common multiple; a rank of a stage with fewer replicas is in several.
+    A pipeline has one rank per position: a stage, or the stages that interleave there. With unequal replicas the number
+    of pipelines is their least common multiple; a rank of a stage with fewer replicas is in several.
     """
 
     def __init__(self, manifest, arguments, schedule):
@@ -104,11 +106,11 @@ class Layout:
             is_v = schedule in ("zbvzerobubble", "dualpipev")
             ranks = arguments.pipeline_ranks or (count // 2 if is_v and count % 2 == 0 else count)
             if (schedule in ("1f1b", "gpipe", "forward") or arguments.updates) and ranks != count:
-                sys.exit(f"schedule {arguments.schedule} runs one stage a rank: --pipeline-ranks {count}, or choose Interleaved1F1B")
+                sys.exit(f"schedule {arguments.schedule} runs one stage per rank: use --pipeline-ranks {count}, or Interleaved1F1B")
             if count % ranks:
-                sys.exit(f"{count} stages do not spread over {ranks} ranks evenly")
+                sys.exit(f"{count} stages cannot be divided evenly over {ranks} ranks")
             if is_v and count != 2 * ranks:
-                sys.exit(f"schedule {arguments.schedule} runs two stages a rank, {2 * ranks} on {ranks}, and here are {count}: split again with --stages {2 * ranks}, or choose 1F1B")
+                sys.exit(f"schedule {arguments.schedule} runs two stages per rank, {2 * ranks} on {ranks}, and this folder has {count}: split again with --stages {2 * ranks}, or use 1F1B")
             if is_v:
                 self.stages_of = [[rank, count - 1 - rank] for rank in range(ranks)]
             else:
@@ -124,13 +126,13 @@ class Layout:
         self.is_unequal = len(set(replicas)) > 1
         is_listed = schedule in ("1f1b", "gpipe") or arguments.updates
         if self.is_unequal and (arguments.csv_ranks is not None or not is_listed or width != count):
-            sys.exit("unequal replicas run one stage a rank under 1F1B, GPipe or PipeDream: --schedule 1F1B, or one number for --replicas")
+            sys.exit("unequal replicas run one stage per rank under 1F1B, GPipe or PipeDream: use --schedule 1F1B, or one number for --replicas")
         if self.is_unequal and self.shards > 1:
-            sys.exit(f"--shards {self.shards} does not go with unequal replicas: one number for --replicas, or --shards 1")
+            sys.exit(f"--shards {self.shards} cannot be combined with unequal replicas: use one number for --replicas, or --shards 1")
         self.replicas, self.group = replicas, arguments.sharding_group
         if self.group and arguments.asks_group and all(count % self.group for count in replicas):
             each = " or ".join(map(str, sorted(set(replicas))))
-            sys.exit(f"--sharding-group {self.group} does not divide {each} replicas: another number, or 0 for all of them")
+            sys.exit(f"--sharding-group {self.group} does not divide {each} replicas: use another number, or 0 for all of them")
         self.pipelines = math.lcm(*replicas) * self.copies
         self.world = sum(replicas) * self.shards
         if not self.is_unequal:
@@ -138,12 +140,12 @@ class Layout:
         else:
             starts = [sum(replicas[:place]) for place in range(width)]
             self.ranks = [list(range(start, start + n)) for start, n in zip(starts, replicas)]
-        planned = arguments.plan.get("ranks") or []  # on their machines
+        planned = arguments.plan.get("ranks") or []  # as placed on machines
         if [len(ranks) for ranks in planned] == replicas and self.copies == self.shards == 1:
             self.ranks = planned
 
     def members(self, pipeline, shard):
-        """Returns the ranks of a pipeline, by place; those of a second copy begin at the other end."""
+        """Returns the ranks of a pipeline, by position; those of a second copy start at the other end."""
         replica, copy = divmod(pipeline, self.copies)
         members = [ranks[replica % len(ranks)] * self.shards + shard for ranks in self.ranks]
         return members[::-1] if copy else members
@@ -156,7 +158,8 @@ class Layout:
         return {stage: ranks[place] for place, stages in enumerate(self.stages_of) for stage in stages}
 
     def place(self, rank):
-        """Returns a rank's place in its pipelines, its number among the replicas of that place, and among their shards."""
+        """Returns a rank's position in its pipelines, its number among the replicas of that position, and its number
+        among their shards."""
         unit, shard = divmod(rank, self.shards)
         for place, units in enumerate(self.ranks):
             if unit in units:
@@ -167,20 +170,20 @@ class Layout:
         return [unit * self.shards + shard for unit in self.ranks[place]]
 
     def sharers(self, place, shard):
-        """Returns the replicas of a place that share out together, group by group: all of them where no group is given, or where it
-        does not divide them."""
+        """Returns the replicas of a position that shard together, group by group: all of them without a group size,
+        or if it does not divide them."""
         ranks = self.replicas_of_place(place, shard)
         size = self.group if self.group and len(ranks) % self.group == 0 else len(ranks)
         return [tuple(sorted(ranks[at : at + size])) for at in range(0, len(ranks), size)]
 
     def on_machines(self, place, shard):
-        """Returns the replicas of a place, machine by machine; machines have as many ranks each."""
+        """Returns the replicas of a position, machine by machine; every machine has the same number of ranks."""
         each, found = int(os.environ.get("LOCAL_WORLD_SIZE", self.world)), {}
         for rank in sorted(self.replicas_of_place(place, shard)):
             found.setdefault(rank // each, []).append(rank)
         counts = {len(ranks) for ranks in found.values()}
         if len(counts) > 1:
-            sys.exit(f"--collective hierarchical needs as many replicas of a stage on each machine, here are {' and '.join(map(str, sorted(counts)))}")
+            sys.exit(f"--collective hierarchical needs the same number of replicas of a stage on each machine, not {' and '.join(map(str, sorted(counts)))}")
         return [tuple(ranks) for ranks in found.values()]
 
     def ranks_of_stage(self, stage, shard):
@@ -189,7 +192,7 @@ class Layout:
         return sorted({rank for place in places for rank in self.replicas_of_place(place, shard)})
 
     def peers(self):
-        """Returns of each rank those that hold the same stages, its own among them: replicas and shards."""
+        """Returns for each rank the ranks that hold the same stages, itself included: replicas and shards."""
         found = {}
         for place in range(len(self.stages_of)):
             ranks = sorted(rank for shard in range(self.shards) for rank in self.replicas_of_place(place, shard))
@@ -197,7 +200,7 @@ class Layout:
         return [found[rank] for rank in range(self.world)]
 
     def shard_ranks(self, rank):
-        """Returns the ranks that hold a stage together with this one."""
+        """Returns the ranks that share a stage with this one."""
         first = rank - rank % self.shards
         return range(first, first + self.shards)
 

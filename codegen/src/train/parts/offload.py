@@ -1,4 +1,5 @@
-"""Activations in host memory: what a forward pass saves waits there for its backward pass. Needs torch alone."""
+"""Activations in host memory: tensors saved in a forward pass are moved there until its backward pass. Needs only
+torch."""
 
 import time
 import weakref
@@ -9,50 +10,51 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-# naive: copies through pageable memory, waited for; pinned: page-locked buffers that are used again; non-blocking: copies on
-# streams of their own, brought back ahead of their use; both: page-locked buffers and streams.
+# naive: blocking copies through pageable memory; pinned: reused page-locked buffers; non-blocking: copies on streams of
+# their own, prefetched before their use; both: page-locked buffers and streams.
 MODES = ["none", "naive", "pinned", "non-blocking", "both"]
-FLOOR = 64 << 10  # bytes; what is smaller costs more to move than it frees
-LEAVING = 2  # copies to the host that may be under way before the computing stream waits for the first of them
-AHEAD = 2  # memories that are brought back before they are asked for
+FLOOR = 64 << 10  # bytes; moving smaller tensors costs more than it frees
+LEAVING = 2  # copies to the host in flight before the computing stream waits for the first
+AHEAD = 2  # storages that are prefetched
 
 
 class Offload:
-    """Moves what autograd saves to the host, as whole storages: all views of one travel once, and come back as they were.
+    """Moves tensors that autograd saves to the host, as whole storages: all views of one are copied once, and restored
+    as views.
 
-    Weights, buffers and views of them stay, and what is on another device, small, or no plain tensor. On a processor the
-    modes are the copies that they would be, without streams and page locks.
+    Weights, buffers and views of them stay, as do tensors on other devices, small ones, and special kinds. On a CPU the
+    modes make ordinary copies, without streams and page locks.
     """
 
     def __init__(self, mode, device, floor=FLOOR):
         self.mode, self.device, self.floor = mode, torch.device(device), floor
         self.is_pooled, self.is_ahead = mode in ("pinned", "both"), mode in ("non-blocking", "both")
         self.on_gpu = self.device.type == "cuda"
-        # To the host, and back: a link carries both at once.
+        # To the host, and back: a link can do both at once.
         has_streams = self.on_gpu and self.is_ahead
         self.out, self.back = [torch.cuda.Stream(self.device) for _ in range(2)] if has_streams else (None, None)
-        self.free = {}  # buffers of the host that nobody uses, by size, each with the event after which it is free
-        self.retired = deque()  # the same of buffers that are not used again
-        self.leaving = deque()  # memories whose copies to the host may be under way
+        self.free = {}  # unused host buffers by size, each with the event after which it may be overwritten
+        self.retired = deque()  # the same for buffers that are not reused
+        self.leaving = deque()  # storages whose copies to the host may be in flight
         self.in_use, self.bytes_in_use, self.most_bytes, self.made = 0, 0, 0, 0
         self.moved, self.seconds, self.timed = [0, 0], [0.0, 0.0], [[], []]  # to the host, and back
-        self.sharing = None  # whose gathered parameters are not kept, but gathered again
+        self.sharing = None  # the object that gathers parameters: gathered ones are not saved, but gathered again
         self.begin()
 
     def begin(self):
-        """Begins a forward pass: its memories come back in the reverse order of their saving."""
+        """Starts a forward pass: its storages come back in the reverse order of their saving."""
         self.known, self.order = {}, []
 
     @contextmanager
     def saving(self, module):
-        """Moves what is saved inside, but for the module's own tensors."""
+        """Moves tensors saved inside, except the module's own."""
         if self.mode == "none":
             yield
             return
         own = set()
 
         def pack(tensor):
-            if not own:  # only now: some modules gather their weights when they are called
+            if not own:  # looked up here: some modules gather their weights when they are called
                 own.update(storages_of(module))
             if self.sharing is not None and (found := self.sharing.reference(tensor)) is not None:
                 return found
@@ -70,9 +72,9 @@ class Offload:
             return function(*values, **options)
 
     def memory_of(self, tensor, storage):
-        """Returns a storage's memory, copied once for each version of it."""
+        """Returns the host copy of a storage, made once per version of it."""
         key = (storage._cdata, tensor._version)
-        # The weak reference keeps the address from being given to another storage.
+        # The weak reference prevents that the address is given to another storage.
         _, found = self.known.get(key, (None, lambda: None))
         memory = found()
         if memory is None:
@@ -82,7 +84,7 @@ class Offload:
         return memory
 
     def bring_ahead(self, order, place):
-        """Brings back the memories that were saved before the one at `place`."""
+        """Prefetches the storages that were saved before the one at `place`."""
         count = 0
         for found in reversed(order[:place]):
             memory = found()
@@ -92,10 +94,10 @@ class Offload:
             if count == AHEAD:
                 break
 
-    # -- buffers of the host
+    # -- host buffers
 
     def take(self, size):
-        """Returns a buffer, and the event after which it may be written to."""
+        """Returns a buffer, and the event after which it may be overwritten."""
         self.in_use, self.bytes_in_use = self.in_use + 1, self.bytes_in_use + size
         self.most_bytes = max(self.most_bytes, self.bytes_in_use)
         if self.free.get(size):
@@ -115,7 +117,7 @@ class Offload:
     # -- copies
 
     def copy(self, way, target, source, stream, after):
-        """Copies on a stream once `after` has happened; returns the event at its end, or waits where there is no stream."""
+        """Copies on a stream once `after` has happened; returns the event at its end, or blocks without a stream."""
         self.moved[way] += target.numel()
         if not self.on_gpu:
             begun = time.perf_counter()
@@ -124,7 +126,7 @@ class Offload:
             return None
         computing = torch.cuda.current_stream(self.device)
         if stream is not None:
-            stream.wait_stream(computing)  # the source has been computed, and nobody uses the target any more
+            stream.wait_stream(computing)  # the source is computed, and the target is unused
             if after is not None:
                 stream.wait_event(after)
         used = stream or computing
@@ -137,10 +139,10 @@ class Offload:
         return ended if stream is not None else None
 
     def let_go(self):
-        """Frees the memory of copies that have left: later work on the computing stream waits for the oldest of them.
+        """Frees the device memory of finished copies: later work on the computing stream waits for the oldest of them.
 
-        The allocator then gives it to that later work, in the streams' order. With `record_stream` it would do so only when
-        the host finds the copy ended, long after it has asked for the next memory.
+        The allocator then reuses the memory for that later work, in stream order. With `record_stream` it would do so
+        only when the host finds the copy finished, long after it has requested the next memory.
         """
         while len(self.leaving) > LEAVING:
             memory = self.leaving.popleft()()
@@ -150,7 +152,7 @@ class Offload:
     # -- figures
 
     def figures(self):
-        """Returns what was moved since the last call, and what the host holds."""
+        """Returns the traffic since the last call, and the bytes that the host holds."""
         for way, timed in enumerate(self.timed):
             while timed and timed[0][1].query():
                 begun, ended = timed.pop(0)
@@ -162,7 +164,7 @@ class Offload:
 
 
 class Memory:
-    """A storage that was saved, in a buffer of the host until the last tensor in it has been asked for."""
+    """A saved storage, in a host buffer until its last tensor has been used."""
 
     def __init__(self, offload, tensor, storage, place):
         self.offload, self.size, self.order, self.place = offload, storage.nbytes(), offload.order, place
@@ -171,26 +173,26 @@ class Memory:
         self.buffer, after = offload.take(self.size)
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         self.sent = offload.copy(0, self.buffer, flat, offload.out, after)
-        if self.sent is not None:  # the storage lives until the copy has left; until then it need not come back
+        if self.sent is not None:  # the storage lives until the copy is finished; until then it need not come back
             self.source = tensor.detach()
             offload.leaving.append(weakref.ref(self))
             offload.let_go()
 
     def leave(self):
-        """Lets the storage go, which later work of the computing stream may then overwrite."""
+        """Frees the storage, which later work of the computing stream may then overwrite."""
         if self.source is not None:
             torch.cuda.current_stream(self.offload.device).wait_event(self.sent)
             compare_versions(self.source, self.version)
             self.source = None
 
     def bring(self):
-        """Begins to bring the storage back, where that has not begun."""
+        """Starts to bring the storage back, unless that has started."""
         if self.source is None and self.brought is None:
             self.brought = torch.empty(self.size, dtype=torch.uint8, device=self.offload.device)
             self.came = self.offload.copy(1, self.brought, self.buffer, self.offload.back, self.sent)
 
     def storage(self):
-        """Returns the storage, for the computing stream to use."""
+        """Returns the storage, for use on the computing stream."""
         if self.source is not None:
             compare_versions(self.source, self.version)
             return self.source.untyped_storage()
@@ -206,7 +208,7 @@ class Memory:
             self.has_waited = True
 
     def __del__(self):
-        if hasattr(self, "sent"):  # of what was never used a copy may still be under way
+        if hasattr(self, "sent"):  # the copy of an unused storage may still be in flight
             if self.source is not None:
                 torch.cuda.current_stream(self.offload.device).wait_event(self.sent)
             self.wait()
@@ -214,7 +216,7 @@ class Memory:
 
 
 class Moved:
-    """A saved tensor that lies in a memory."""
+    """A saved tensor in a moved storage."""
 
     def __init__(self, memory, tensor):
         self.memory, self.dtype = memory, tensor.dtype
@@ -226,10 +228,10 @@ class Moved:
 
 
 class Kept:
-    """A saved tensor that stays. Hooks take from autograd the look at its version, so it is done here."""
+    """A saved tensor that stays. Hooks disable autograd's version check, so it is done here."""
 
     def __init__(self, tensor):
-        self.alias, self.version = tensor.detach(), tensor._version  # the tensor itself would hold its own graph
+        self.alias, self.version = tensor.detach(), tensor._version  # the tensor itself would keep its own graph alive
 
     def tensor(self):
         compare_versions(self.alias, self.version)
@@ -239,11 +241,11 @@ class Kept:
 def compare_versions(tensor, version):
     if tensor._version != version:
         sizes = list(tensor.shape)
-        raise RuntimeError(f"a tensor of sizes {sizes} was changed in place after it had been saved for the backward pass")
+        raise RuntimeError(f"a tensor of sizes {sizes} was changed in place after it was saved for the backward pass")
 
 
 def is_plain(tensor):
-    """Tells whether a tensor is its storage, sizes and strides, and nothing else."""
+    """Tells whether a tensor consists only of its storage, sizes and strides."""
     is_known = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_nested
     return is_known and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
 

@@ -1,4 +1,4 @@
-"""`--single` and `--merge`: what one process does alone."""
+"""`--single` and `--merge`: the work of a single process."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from train_parts.update import NotFinite, Update, is_scaled
 
 
 def single(arguments, manifest):
-    """The same steps in one process: the stages one after the other, each micro-batch by itself."""
+    """The same steps in one process: the stages in order, one micro-batch at a time."""
     task = Task(manifest, arguments)
     stages = [load_stage(about, arguments.form, arguments.device) for about in manifest["stages"]]
     update, replicas = Update(task, dict(enumerate(stages)), is_scaled=is_scaled(arguments)), replicas_of(arguments)
@@ -64,7 +64,7 @@ def chained(arguments, manifest, task, stages, batch, scale):
 
 
 def merge(arguments, manifest):
-    """Writes the stages' weights as one state dict, from the last checkpoint or from the stages as emitted."""
+    """Writes the stages' weights as one state dict, from the last checkpoint or from the emitted stages."""
     if arguments.save:
         source = last_checkpoint(arguments.save)
         if source is None:

@@ -1,4 +1,4 @@
-"""The pipelines that a rank is part of, under the schedules of torch.distributed.pipelining."""
+"""The pipelines of a rank, under the schedules of torch.distributed.pipelining."""
 
 import sys
 
@@ -15,10 +15,12 @@ def make_stage_class():
     from torch.distributed.pipelining import PipelineStage
 
     class Stage(PipelineStage):
-        """torch's stage, for borders where some tensors carry no gradient, and operators that make several tensors."""
+        """torch's stage, extended for boundaries with tensors without gradients, and for operators with several
+        results."""
 
         def _get_init_p2p_neighbors_ops(self):
-            # The first messages have been exchanged by then. Stages of V schedules would greet themselves, which gloo refuses.
+            # The first messages have been exchanged already. Stages of V schedules would connect to themselves, which
+            # gloo refuses.
             return []
 
         def forward_one_chunk(self, chunk, *arguments, **keywords):
@@ -57,7 +59,7 @@ def make_stage_class():
             found = [value.grad if value.requires_grad else None for value in inputs]
             for value in inputs:
                 value.grad = None
-            # The runtime sends a gradient for each tensor that came.
+            # The runtime sends a gradient for each received tensor.
             received = len(self.args_recv_info[0]) if not self.is_first else 0
             for index in range(min(received, len(found))):
                 if found[index] is None:
@@ -69,7 +71,7 @@ def make_stage_class():
 
 
 class Pipeline:
-    """One pipeline that this rank is part of."""
+    """One pipeline of this rank."""
 
     def __init__(self, run, number):
         self.run, self.number = run, number
@@ -81,10 +83,10 @@ class Pipeline:
         self.schedule = None
 
     def prime(self, micro_batch):
-        """Sends one micro-batch through, so that each rank knows the sizes at its borders.
+        """Sends one micro-batch through, so that each rank learns the sizes at its boundaries.
 
-        torch's own inference calls the stages with zeros, which changes batch-norm statistics, and breaks where
-        sizes travel as tensors. Floats are sent as sizes only, integers with their values.
+        torch's own inference calls the stages with zeros, which changes batch-norm statistics, and fails if sizes are
+        sent as tensors. Floats are sent as sizes only, integers with their values.
         """
         run, count, owner = self.run, len(self.run.manifest["stages"]), self.owner
         received, metas = None, {}
@@ -103,7 +105,7 @@ class Pipeline:
                 wrapped.dtypes = received[1]
             with torch.no_grad(), Operations() as operations:
                 outputs = wrapped(*arguments, **micro_batch)
-            run.operations = operations.count + (received[2] if stage else 0)  # of a forward pass up to here
+            run.operations = operations.count + (received[2] if stage else 0)  # of a forward pass up to this stage
             inputs_meta = tuple(t.to("meta") for t in arguments)
             if stage == 0:
                 inputs_meta = tuple(t.to("meta") for t in run.first_arguments(micro_batch))
@@ -138,7 +140,7 @@ class Pipeline:
         self.arguments = [self.run.first_arguments(part) if 0 in self.stages else () for part in self.keywords]
 
     def start(self, operations, is_forward):
-        """Starts sends and receives, in a group for each direction: messages of one never wait for those of the other."""
+        """Starts sends and receives, in one group per direction: messages of one never wait for those of the other."""
         group = self.run.ways[tuple(self.ranks)][0 if is_forward else 1]
         moved = [dist.P2POp(operation.op, operation.tensor, operation.peer, group) for operation in operations]
         return dist.batch_isend_irecv(moved) if moved else []
@@ -153,23 +155,24 @@ class Pipeline:
             self.schedule = make_schedule(run.arguments, self.make_stages(), run.arguments.micro_batches, self.loss)
             self.schedule._split_inputs = lambda args, kwargs: (self.arguments, self.keywords)
         has_last, losses = len(run.manifest["stages"]) - 1 in self.stages, []
-        # The runtime cuts a tensor only; a target may be of any nesting, and is looked up by its number.
+        # The runtime only cuts tensors; a target may be of any nesting, and is looked up by its number.
         target = torch.arange(run.arguments.micro_batches) if has_last else None
         self.schedule.step(target=target, losses=losses if has_last else None, return_outputs=False)
         return sum(float(loss.detach()) for loss in losses) if has_last else None
 
 
 def refuse_lost(buffers):
-    """Ends where a batch norm has seen one value of each channel: its variance is no number, though all that is trained is."""
+    """Exits if a batch norm has seen one value per channel: its variance is NaN, although all trained values are
+    finite."""
     known = {name: buffer for name, buffer, _ in buffers}
     for name, buffer, before in buffers:
         mean = known.get(name.replace("running_var", "running_mean"))
         if mean is not None and name.endswith("running_var") and before.isfinite().all() and mean.isfinite().all() and not buffer.isfinite().all():
-            sys.exit(f"a batch norm sees one value of each channel, so `{name}` is no number: more samples in a micro-batch, or --batch-norm sync with replicas")
+            sys.exit(f"a batch norm sees one value per channel, so `{name}` is NaN: use more samples per micro-batch, or --batch-norm sync with replicas")
 
 
 def describe(outputs, dtypes):
-    """Sizes and types of what is sent; values where they are whole numbers, for sizes may depend on them."""
+    """Sizes and types of sent values; for integers also the values, since sizes may depend on them."""
     ports = []
     for tensor, dtype in zip(outputs, dtypes or [t.dtype for t in outputs]):
         values = None if dtype == tensor.dtype else tensor.cpu()
@@ -192,5 +195,5 @@ def make_schedule(arguments, stages, chunks, loss):
     stages = stages[0] if issubclass(cls, schedules.PipelineScheduleSingle) else stages
     try:
         return cls(stages, chunks, loss_fn=loss, scale_grads=False)
-    except ValueError as error:  # another number of micro-batches, most often
+    except ValueError as error:  # mostly an unsupported number of micro-batches
         return sys.exit(f"schedule {arguments.schedule}: {error}")

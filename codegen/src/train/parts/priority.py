@@ -1,4 +1,5 @@
-"""Gradients in slices, summed and stepped in a thread of their own while passes go on: P3, or as they come."""
+"""Gradients in slices, summed and updated in a separate thread while passes continue: P3, or first come, first
+served."""
 
 import copy
 import heapq
@@ -15,19 +16,19 @@ from train_parts.deferred import DEFERRAL
 from train_parts.stragglers import BUSY
 from train_parts.sync import is_by_element
 
-SLICE = 160_000  # bytes: 40,000 parameters, as P3 was released
+SLICE = 160_000  # bytes: 40,000 parameters, as in the released P3
 STOP = -1
-KEPT = 50  # steps that are looked at in the end
+KEPT = 50  # steps in the final statistics
 
 
 class Sliced:
-    """Sums the gradients of a stage's replicas slice by slice, and steps each slice at once.
+    """Sums the gradients of a stage's replicas slice by slice, and updates each slice at once.
 
-    After "Priority-based Parameter Propagation" (2019). All replicas have to send the same slice: the thread of the first one
-    takes what the next forward pass asks for first, or with `is_first_come` what came first, of what it has, and tells the
-    others. A pass that asks for a parameter waits until its slices have been stepped; so the next forward pass begins while
-    most of the model is on its way. Optimizers whose update of an element looks at that element alone cannot tell slices from
-    whole parameters. Hyperparameters of a step are those of its beginning.
+    After "Priority-based Parameter Propagation" (2019). All replicas must send the same slice: the thread of the first
+    one chooses, among the available slices, the one that the next forward pass needs first, or with `is_first_come` the
+    earliest, and tells the others. A pass that reads a parameter waits until its slices have been updated; so the next
+    forward pass starts while most of the model is still being sent. Slices are equivalent to whole parameters for
+    optimizers that update each element independently. The hyperparameters of a step are those at its start.
     """
 
     sums_tied = True
@@ -36,7 +37,7 @@ class Sliced:
         self.data, self.control, self.passes, self.is_first_come = *groups, passes, is_first_come
         self.timeout, self.not_finite = timeout, not_finite
         self.is_first = dist.get_rank(self.data) == 0
-        self.slices, self.numbers = [], {}  # (parameter, name, the piece, its begin and end); of a parameter: its pieces' numbers
+        self.slices, self.numbers = [], {}  # (parameter, name, the piece, its begin and end); numbers of the pieces by parameter
         for _, name, parameter in named:
             flat = parameter.detach().view(-1) if parameter.is_contiguous() else None
             count = max(1, size // parameter.element_size()) if flat is not None else max(1, parameter.numel())
@@ -51,31 +52,31 @@ class Sliced:
         for module in modules:
             for holder in module.modules():
                 holder.__dict__["_parameters"] = Waiting(holder._parameters, self)
-        self.asked_at = {}  # of a parameter: its place in the order in which the forward pass asks
+        self.asked_at = {}  # by parameter: its position in the order of the forward pass
         self.changed, self.error, self.is_over = threading.Condition(), None, False
-        self.left = dict.fromkeys(self.numbers, 0)  # slices of a parameter that have not been stepped
+        self.left = dict.fromkeys(self.numbers, 0)  # slices of a parameter without an update so far
         self.ready, self.heap, self.came = {}, [], 0
         self.seen, self.settings, self.step = dict.fromkeys(self.numbers, 0), [], 0
         self.optimizer, self.thread, self.history = None, None, []
 
     def take(self, optimizer):
-        """Takes the optimizer, and begins to send."""
-        self.optimizer, self.stepper = optimizer, copy.copy(optimizer)  # which shares its state, and has groups of its own
+        """Takes the optimizer, and starts to send."""
+        self.optimizer, self.stepper = optimizer, copy.copy(optimizer)  # the copy shares the state, and has groups of its own
         self.group_of = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
-    # -- what passes see
+    # -- the interface to passes
 
     def begin(self, step):
-        """Begins a step, with the hyperparameters that the optimizer has now."""
+        """Starts a step, with the optimizer's present hyperparameters."""
         with self.changed:
             self.step, self.history = step, [*self.history[-KEPT:], History(step)]
             if self.optimizer is None:  # nothing is trained here
                 return
             self.settings = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
             self.stepper.state = self.optimizer.state  # another one after a checkpoint was loaded
-            self.optimizer._opt_called = True  # schedulers ask
+            self.optimizer._opt_called = True  # schedulers check it
 
     def asked(self, parameter):
         """Waits until a pass may read a parameter."""
@@ -92,12 +93,12 @@ class Sliced:
     def wait(self, is_there):
         with self.changed:
             if not self.changed.wait_for(lambda: self.error or is_there(), self.timeout):
-                raise RuntimeError(f"timed out after {self.timeout:.0f} s of waiting for slices of gradients")
+                raise RuntimeError(f"timed out after waiting {self.timeout:.0f} s for slices of gradients")
         if self.error:
             raise self.error
 
     def arrived(self, parameter):
-        """Counts a pass that has added all that it adds to a parameter's gradient."""
+        """Counts a pass whose whole contribution to a parameter's gradient has been added."""
         if parameter in self.seen:
             self.seen[parameter] += 1
             if self.seen[parameter] == self.passes:
@@ -119,7 +120,7 @@ class Sliced:
             self.changed.notify_all()
 
     def finish(self):
-        """Ends the passes of a step: what they left unused goes now. Nothing is waited for."""
+        """Ends the passes of a step: slices of unused parameters are sent now. Does not wait."""
         for parameter, count in self.seen.items():
             if count < self.passes:
                 self.put(parameter)
@@ -128,7 +129,7 @@ class Sliced:
             raise self.error
 
     def drain(self):
-        """Waits until all has been stepped, and brings the optimizer's state of whole parameters together."""
+        """Waits until all slices have been updated, and joins the optimizer's state of whole parameters."""
         self.wait(lambda: not any(self.left.values()))
         state = self.optimizer.state if self.optimizer else {}
         for parameter, numbers in self.numbers.items():
@@ -197,7 +198,7 @@ class Sliced:
             self.changed.notify_all()
 
     def part(self, parameter):
-        """Gives slices their parts of a whole parameter's state, as a checkpoint has it."""
+        """Splits the state of whole parameters, as in a checkpoint, into that of slices."""
         whole = self.optimizer.state.pop(parameter)
         for _, _, piece, begin, end in (self.slices[number] for number in self.numbers[parameter]):
             self.optimizer.state[piece] = {
@@ -207,14 +208,15 @@ class Sliced:
             }
 
     def figures(self):
-        """Returns slices a step, those that overtook others, seconds that passes waited for them, and would have waited had they been
-        sent as they came with nobody told; of the steps that were kept, without the first two and the last."""
+        """Returns slices per step, the slices that overtook others, the seconds that passes waited for them, and the
+        seconds that they would have waited without priorities; over the recorded steps, without the first two and
+        the last."""
         found = [now.figures(after) for now, after in zip(self.history, self.history[1:]) if now.step > 1]
         return [statistics.median(each) for each in zip(*found)] if found else None
 
 
 class Waiting(dict):
-    """The parameters of a module: a pass that asks for one waits until it has been stepped."""
+    """The parameters of a module: reading one waits until it has been updated."""
 
     def __init__(self, own, sync):
         super().__init__(own)
@@ -227,13 +229,14 @@ class Waiting(dict):
 
 
 class History:
-    """When slices of a step came and were sent, and when the passes of a step asked for parameters first."""
+    """The times at which slices of a step became available and were sent, and at which its passes first read each
+    parameter."""
 
     def __init__(self, step):
         self.step, self.came, self.sent, self.asks, self.waited = step, [], [], {}, 0.0
 
     def ask(self, parameter, begun, waited):
-        self.asks.setdefault(parameter, begun - self.waited)  # as if nobody had waited before
+        self.asks.setdefault(parameter, begun - self.waited)  # without earlier waits
         self.waited += waited
 
     def figures(self, after):

@@ -1,4 +1,4 @@
-"""Two steps seen from inside: when each rank runs which pass, for `report --measured`, then torch's own trace for Perfetto."""
+"""Profiles two steps: the passes of each rank, for `report --measured`, then torch's own trace for Perfetto."""
 
 import json
 import sys
@@ -9,15 +9,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-SETTLED = 3  # steps before, which find their memory and open connections
+SETTLED = 3  # earlier steps, which allocate memory and open connections
 KINDS = {"F": "forward", "B": "backward", "I": "input-gradient", "W": "weight-gradient"}
 
 
 class Profile:
-    """Notes the passes of one step by the clock, and lets torch's profiler, which would slow them down, see the one after it.
+    """Records the passes of one step by the clock, and runs torch's profiler, which would slow them down, on the next
+    one.
 
-    Times are those of the machine's clock, by which ranks of several machines are only as near as their clocks are; on a GPU they
-    are those of the computing stream, from a moment on at which it had nothing to do.
+    Times are those of the machine's clock, so ranks of several machines agree only as well as their clocks do; on a GPU
+    they are those of the computing stream, from a moment on at which it was idle.
     """
 
     def __init__(self):
@@ -26,7 +27,7 @@ class Profile:
     def begin(self, folder, start, steps, rank, device):
         """Chooses the steps, and makes the folder."""
         if steps - start < 2:
-            sys.exit(f"--profile looks at two steps, {steps - start} are left: more --steps")
+            sys.exit(f"--profile needs two steps, {steps - start} are left: raise --steps")
         self.folder, self.at, self.rank, self.device = Path(folder), start + min(SETTLED, steps - start - 2), rank, device
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +36,7 @@ class Profile:
         self.follow(start)
 
     def follow(self, step):
-        """Is told that so many steps have ended."""
+        """Called when `step` steps have ended."""
         if self.folder is None or step not in (self.at, self.at + 1, self.at + 2):
             return
         if self.device.type == "cuda":
@@ -66,7 +67,7 @@ class Profile:
 
     @contextmanager
     def span(self, kind, stage=None, micro_batch=None):
-        """Notes what runs inside: the letter of a pass, `optimizer` or `collective`."""
+        """Records the time inside: the letter of a pass, `optimizer` or `collective`."""
         if self.profiler is not None:
             with torch.profiler.record_function(named(kind, stage, micro_batch)):
                 yield
@@ -77,12 +78,12 @@ class Profile:
             self.spans.append((kind, "collective" if kind == "collective" else "compute", stage, micro_batch, begun, self.mark()))
 
     def extend(self):
-        """Counts what has run since the last pass as part of it."""
+        """Extends the last pass to the present time."""
         if self.is_noting and self.spans:
             self.spans[-1] = (*self.spans[-1][:5], self.mark())
 
     def write(self, name, is_leader):
-        """Writes the timeline of all ranks, which all of them call; returns what to do with it."""
+        """Writes the timeline of all ranks, which all of them call; returns a text about its use."""
         found = [None] * dist.get_world_size()
         dist.all_gather_object(found, self.spans)
         if not is_leader:
@@ -99,7 +100,7 @@ class Profile:
         timeline["end"] = max(span["end"] for track in tracks for span in track["spans"])
         path = self.folder / "timeline.json"
         path.write_text(json.dumps(timeline))
-        text = f"profile: step {self.at + 1} is in {path}, beside the plan with `model-analyze report MODEL plan.yaml --measured {path} -o report.html`;"
+        text = f"profile: step {self.at + 1} is in {path}, to compare with the plan: `model-analyze report MODEL plan.yaml --measured {path} -o report.html`;"
         return text + f" step {self.at + 2} of each rank is in {self.folder / 'rank_*.json'}, for ui.perfetto.dev"
 
 
@@ -108,7 +109,7 @@ def named(kind, stage, micro_batch):
 
 
 def noted(span, begun):
-    """Returns a span as a timeline has it."""
+    """Returns a span in the format of a timeline."""
     kind, _, stage, micro_batch, first, last = span
     made = {"name": named(kind, stage, micro_batch), "kind": KINDS.get(kind, kind)}
     made |= {} if stage is None else {"stage": stage, "micro_batch": micro_batch}

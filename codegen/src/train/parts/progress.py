@@ -1,4 +1,4 @@
-"""What is told: a line for each step, and at the end what a step took, beside what was predicted."""
+"""Progress messages: one line per step, and at the end the step time next to the predicted one."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from train_parts.stragglers import BUSY, WINDOW, about_slow
 
 
 class Progress:
-    """Tells each step: a line for people, one of JSON in `--log`, the task's own `log`."""
+    """Reports each step: a line for people, one of JSON in `--log`, the task's own `log`."""
 
     def __init__(self, task, arguments, samples, start, slow=None):
         self.task, self.arguments, self.samples, self.slow = task, arguments, samples, slow
@@ -38,7 +38,7 @@ class Progress:
         text += f", norm {known['norm']:.4g}" if known["norm"] is not None else ""
         text += f", lr {known['lr']:.4g}" if known["lr"] is not None else ""
         text += f", scale {known['scale']:.4g}" if "scale" in known else ""
-        text += ", left out: a gradient is not finite" if known.get("left_out") else ""
+        text += ", skipped: a gradient is not finite" if known.get("left_out") else ""
         text += f", {known['memory'] / 2**20:.0f} MiB, {lasting(left)} left"
         print(", ".join(filter(None, (text, about_slow(slow)))), flush=True)
         known |= {"slow": in_json(slow)} if slow else {}
@@ -72,33 +72,33 @@ def told(seconds):
 
 
 def beside_prediction(arguments, all_seconds, host=None):
-    """Says the median step, and what the plan says of one: of other devices, or other work, it says nothing.
+    """Reports the median step, and the plan's prediction, unless that is for other devices or other work.
 
-    `host` is what the script costs, where that was measured; the simulator has said what it makes of the step.
+    `host` is the host time of the script, if measured; the simulator has recorded its effect on the step.
     """
-    settled = all_seconds[2:]  # the first ones find their memory
+    settled = all_seconds[2:]  # the first ones allocate memory
     predicted = arguments.plan.get("prediction")
     if not settled or not predicted:
         return ""
     text = f"a step took {told(statistics.median(settled))} (median)"
     if not is_on(predicted, arguments.device):
-        return f"{text}; the plan predicts for {predicted['devices']}, which this is not\n"
+        return f"{text}; the plan's prediction is for {predicted['devices']}, not for this machine\n"
     if arguments.plan.get("planned"):
-        return f"{text}; the plan predicts for {arguments.plan['planned']}, which this is not\n"
+        return f"{text}; the plan's prediction is for {arguments.plan['planned']}, not for this run\n"
     text += f"; predicted for {predicted['devices']} were"
     text += f" {told(predicted['seconds'])}"
     if predicted["band"]:
         text += " (p10–p90 {}–{})".format(*map(told, predicted["band"]))
     if host and (more := under(predicted.get("host"), host["pass"], predicted.get("charged", 0.0))) is not None:
-        text += f", and {told(predicted['seconds'] + more + host['step'])} with what the script costs the host"
+        text += f", and {told(predicted['seconds'] + more + host['step'])} with the script's host time"
     if arguments.is_changed:
-        text += ", run as planned: this was run otherwise"
+        text += ", run as planned: this run has other options"
     return text + "\n"
 
 
 def under(known, seconds, charged=0.0):
-    """Returns how much longer a step is where the host takes so many seconds for each pass, and not what the plan was charged: between
-    the nearest that are known."""
+    """Returns how much longer a step is with the given host time per pass than with the plan's: interpolated between
+    the nearest known values."""
 
     def step(seconds):
         for (low, short), (high, long) in zip(known or (), (known or ())[1:]):
@@ -111,16 +111,18 @@ def under(known, seconds, charged=0.0):
 
 
 def about_offload(arguments, known, count):
-    """Says what a step has moved, on all ranks together; `known` is of the last one, or of so many."""
+    """Reports the offload traffic of a step, over all ranks; `known` is of the last step, or a sum over `count`
+    steps."""
     what = "the plan's blocks" if arguments.offloads_blocks else "whole stages"
-    text = f"offload ({arguments.offload}, {what}) moved {sized(known['to_host'] / count)} to the host in a step"
+    text = f"offload ({arguments.offload}, {what}) moved {sized(known['to_host'] / count)} to the host per step"
     text += f" and {sized(known['to_device'] / count)} back, copies took {told(known['seconds_to_host'] / count)} and"
     text += f" {told(known['seconds_to_device'] / count)}; the host held {sized(known['host_bytes'])}"
-    return text + f", {known['buffers']} buffers were made in all, {known['in_use']} are in use"
+    return text + f", {known['buffers']} buffers were allocated in total, {known['in_use']} are in use"
 
 
 def found_slow(run, slow):
-    """Finds ranks that were slow in most of the last steps, beside those that hold the same stages; all ranks call this."""
+    """Finds ranks that were slow in most of the last steps, compared with those that hold the same stages; all ranks
+    call this."""
     own = torch.tensor(BUSY.steps, dtype=torch.float64, device=run.device)
     if len(own) < WINDOW:
         return {}
@@ -134,7 +136,7 @@ def in_json(slow):
 
 
 def about_kept(run):
-    """Says what the optimizer keeps on the host, on all ranks, and what that takes on the slowest one; all ranks call this."""
+    """Reports the optimizer state on the host, over all ranks, and its time on the slowest one; all ranks call this."""
     found = torch.tensor(run.update.host.figures() if run.update.host else [0.0] * 5, dtype=torch.float64, device=run.device)
     most = found.clone()
     dist.all_reduce(found)
@@ -146,37 +148,37 @@ def about_kept(run):
 
 
 def about_host(run):
-    """Says what this script costs the host, on the rank where passes cost most; all ranks call this."""
+    """Reports the host time of this script, on the rank with the most per pass; all ranks call this."""
     own = torch.tensor(run.arguments.trace.figures(), dtype=torch.float64, device=run.device)
     found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(found, own)
     a_pass, stage, step, passes = max((each.tolist() for each in found))
-    text = f"train.py itself took {told(a_pass)} of the host's time a pass, beside {told(stage)} in the stage ({passes:g} passes a step),"
-    text += f" and {told(step)} a step for data, sums and the update; "
+    text = f"train.py itself took {told(a_pass)} of host time per pass, in addition to {told(stage)} in the stage ({passes:g} passes per step),"
+    text += f" and {told(step)} per step for data, sums and the update; "
     charged = (run.arguments.plan.get("prediction") or {}).get("charged", 0.0)
-    text += f"the plan counts {told(charged)} a pass" if charged else "the plan counts none of it"
-    text += f", `split`, `plan` and `simulate` that of passes with --host-overhead {1e6 * a_pass:.0f}"
+    text += f"the plan counts {told(charged)} per pass" if charged else "the plan counts none of it"
+    text += f"; `split`, `plan` and `simulate` count it with --host-overhead {1e6 * a_pass:.0f}"
     return text, {"pass": a_pass, "stage": stage, "step": step, "passes": passes}
 
 
 def about_slices(run):
-    """Ends what sends slices; says what a step of them was like on this rank, and whether their order paid."""
+    """Stops sending slices; reports statistics of a step on this rank, and whether priorities helped."""
     run.sync.close()
     figures, name = run.sync.figures(), run.arguments.sync
     if not figures:
-        return f"{name}: too few steps to say what slices did"
+        return f"{name}: too few steps for statistics of slices"
     count, overtook, waited, least = figures
-    text = f"{name}: {count:g} slices a step, {overtook:g} overtook others; passes waited {told(waited)} a step for them,"
-    text += f" and {told(least)} had they been sent as they came, without choosing"
-    return text + ("" if name != "p3" or waited < 0.98 * least else "; it does not pay here: --sync buckets")
+    text = f"{name}: {count:g} slices per step, {overtook:g} overtook others; passes waited {told(waited)} per step for them,"
+    text += f" and would have waited {told(least)} without priorities"
+    return text + ("" if name != "p3" or waited < 0.98 * least else "; priorities do not help here: use --sync buckets")
 
 
 def about_gathered(run):
-    """Says how much of the parameters was gathered at a time, on the rank that had the most of it; all ranks call this."""
+    """Reports the peak of gathered parameters, on the rank with the highest; all ranks call this."""
     found = torch.tensor(run.sync.figures() if run.is_fully_shared else (0, 0, 0), dtype=torch.float64, device=run.device)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     most, two, whole = map(sized, found.tolist())
-    return f"zero3 held {most} of gathered parameters at a time at most; two of the largest block are {two}, a rank's stages have {whole}"
+    return f"zero3 held at most {most} of gathered parameters at a time; two of the largest block are {two}, a rank's stages have {whole}"
 
 
 def sized(count):
@@ -187,7 +189,7 @@ VENDORS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel")
 
 
 def is_on(predicted, device):
-    """Tells whether a plan's devices may be those that this runs on, by their names."""
+    """Tells whether a plan's devices may be those of this run, by their names."""
     if torch.device(device).type == "cpu":
         return all(kind.split(" × ")[-1].upper().startswith("CPU") for kind in predicted["devices"].split(" + "))
     words = re.split(r"[^a-z0-9]+", torch.cuda.get_device_name(device).lower())

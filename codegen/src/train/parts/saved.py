@@ -1,4 +1,4 @@
-"""Checkpoints of a run: who writes what, under which name, and who takes it again."""
+"""Checkpoints of a run: which rank writes what, under which name, and which ranks read it."""
 
 import sys
 
@@ -10,10 +10,10 @@ from train_parts.checkpoints import ABOUT, Part, Weights, flat_part, last_checkp
 
 
 class Saved:
-    """What a rank writes of the model and of the optimizer's state, and takes of it, by names in the model."""
+    """A rank's parts of the model and of the optimizer's state, written and read by names in the model."""
 
     def save(self, step):
-        """Begins to write what this rank has of the model and of the optimizer's state, by names in the model."""
+        """Starts to write this rank's parts of the model and of the optimizer's state, by names in the model."""
         self.drain()
         self.average_norms()
         self.checkpoints.wait()
@@ -30,7 +30,8 @@ class Saved:
         self.checkpoints.save(step, {key: copied(value) for key, value in state.items()}, whole)
 
     def written(self):
-        """Yields what this rank writes. Of equal copies on several ranks, and in several stages, one is written."""
+        """Yields the parts that this rank writes. Of equal copies on several ranks, or in several stages, one is
+        written."""
         layout = self.layout
         copies, shards = layout.replicas[layout.place(self.rank)[0]] * layout.copies, layout.shards
         groups, group = (self.sync.copies, self.sync.copy) if self.update.is_shared else (1, 0)
@@ -50,13 +51,13 @@ class Saved:
             for number, (name, tensor) in enumerate(module.state_dict(keep_vars=True).items()):
                 is_first = owners.get(name, stage) == stage
                 if not isinstance(tensor, nn.Parameter):
-                    # Batch-norm statistics of other replicas are their own.
+                    # Every replica has its own batch-norm statistics.
                     if (is_first or replica) and (tensor in self.cuts or self.shard == 0):
                         yield (f"replica_{replica}.{name}" if replica else f"model.{name}"), self.held(tensor)
                 elif is_first and (number % groups == group if self.is_sliced(tensor) else is_own(held, number, tensor)):
                     if (part := self.held(tensor)) is not None:
                         yield f"model.{name}", part
-        numbers = {}  # each stage's own, which are the same wherever it is held
+        numbers = {}  # per stage, equal on all ranks that hold it
         for held, name, key, parameter, value in self.update.tensors():
             stage, number = held % layout.count, numbers.get(held, 0)
             numbers[held] = number + 1
@@ -66,21 +67,21 @@ class Saved:
                     yield f"optimizer.{name}.{key}", part
 
     def replica_of(self, held):
-        """Returns the number of what is held here among all copies of its stage."""
+        """Returns the number of a held stage among all copies of it."""
         return self.replica * self.layout.copies + held // self.layout.count
 
     def is_sliced(self, tensor):
         return self.is_fully_shared and tensor in self.sync.unit_of
 
     def held(self, tensor):
-        """Returns what this rank has of a tensor of the model, in place: all of it, a part, or nothing."""
+        """Returns this rank's part of a tensor of the model, in place: all of it, a part, or nothing."""
         if self.is_sliced(tensor) and tensor.numel():
             found = self.sync.slice_of(tensor)
             return None if found is None else flat_part(tensor.shape, *found)
         return self.cuts.held(tensor, tensor.detach())
 
     def begin_with(self, path):
-        """Takes the model's weights from a file, or from a folder of checkpoints."""
+        """Loads the model's weights from a file, or from a folder of checkpoints."""
         weights = Weights(path)
         for module in self.modules.values():
             for name, tensor in module.state_dict(keep_vars=True).items():
@@ -103,7 +104,7 @@ class Saved:
             if key not in known or known[key].size != target.size():
                 name, sizes = key.partition(".")[2], list(target.size())
                 what = f"it has `{name}` as {list(known[key].size)}, not {sizes}" if key in known else f"it lacks `{name}`"
-                sys.exit(f"{source} is no checkpoint of this model: {what}")
+                sys.exit(f"{source} is not a checkpoint of this model: {what}")
         states = self.update.begin_to_load(known)
         read(wanted + [(key, target) for _, key, _, target in states if target is not None], source)
         about = torch.load(source / ABOUT, map_location="cpu", weights_only=True)

@@ -1,4 +1,5 @@
-"""The stages of the folder: the manifest, their files and checksums, and each as torch's runtime wants it."""
+"""The stages of the folder: the manifest, their files and checksums, and each stage in the form that torch's runtime
+needs."""
 
 import importlib.util
 import json
@@ -18,15 +19,15 @@ STAGES = HERE / "stages"
 
 
 def read_manifest(arguments):
-    """Reads what joins the stages, and finds out whether the files that run are those that were written with it.
+    """Reads the manifest, and checks that the files that run are those that were written with it.
 
-    Weights are only measured here: who loads them compares their checksum.
+    Only sizes of weights are checked here: their checksum is compared when they are loaded.
     """
     place = STAGES / "manifest.json"
     try:
         manifest = json.loads(place.read_text())
     except FileNotFoundError:
-        sys.exit(f"{place} is missing: this script lies in the folder of its stages")
+        sys.exit(f"{place} is missing: this script must be in the folder of its stages")
     except ValueError as error:
         sys.exit(f"{place} is damaged ({error}): emit the stages again")
     digests = manifest.get("files", {})
@@ -45,13 +46,14 @@ def read_manifest(arguments):
     return manifest
 
 
-CHANGED = ": emit the stages again, or take it as it is with --allow-changes"
+CHANGED = ": emit the stages again, or accept it with --allow-changes"
 
 
 def compare(name, digests, allow_changes, is_read):
-    """Ends the script where a file is not the one that was written with this folder; `is_read` takes the checksum too."""
+    """Exits if a file is not the one that was written with this folder; with `is_read` the checksum is compared,
+    too."""
     if name not in digests:
-        return  # of an earlier version, which took none
+        return  # an earlier version wrote no digests
     path, about = HERE / name, digests[name]
     if path.stat().st_size == about["bytes"] and (not is_read or checksum(path) == about["crc32"]):
         return
@@ -82,10 +84,10 @@ def form_of(about, form):
 
 
 def load_stage(about, form, device, waits=False, group=None, offload=None):
-    """Loads a stage; under schedules that split backward passes its weight gradients may wait.
+    """Loads a stage; under schedules with split backward passes its weight gradients may be deferred.
 
-    Of a stage that is cut inside its operators each rank of `group` loads its part. `offload` is told how blocks that the plan
-    keeps in host memory get there.
+    Of a stage that is cut inside its operators each rank of `group` loads its part. `offload` moves the blocks that the
+    plan keeps in host memory.
     """
     files, form = about["files"], form_of(about, form)
     if form not in files:
@@ -93,7 +95,7 @@ def load_stage(about, form, device, waits=False, group=None, offload=None):
     path = STAGES / files[form]
     if form == "torchscript":
         compare(f"stages/{files[form]}", about["digests"], about["allow_changes"], True)
-        # TorchScript's optimizer has gradients of its own, in another order, and some of them fail under autocast.
+        # TorchScript's optimizer computes gradients in another order, and some of them fail under autocast.
         torch._C._set_graph_executor_optimize(False)
         return torch.jit.load(path, map_location=device)
     module = load_module(path, f"stage_{about['stage']}")
@@ -111,7 +113,7 @@ def load_stage(about, form, device, waits=False, group=None, offload=None):
             except ValueError as error:
                 sys.exit(str(error))
     weights = f"stages/{files['weights']}"
-    # The source compares the checksum by itself, unless it is told which file to take.
+    # The source compares the checksum itself, unless a file is named.
     if about["allow_changes"] or weights not in about["digests"]:
         compare(weights, about["digests"], about["allow_changes"], True)
         return module.load(HERE / weights, device=device, **own)
@@ -122,7 +124,7 @@ def load_stage(about, form, device, waits=False, group=None, offload=None):
 
 
 def encode(tensor):
-    """Makes a floating tensor of any, without loss: the runtime sends gradients back for all it receives."""
+    """Encodes any tensor as a floating one, without loss: the runtime sends gradients back for all received tensors."""
     if tensor.is_floating_point():
         return tensor
     tensor = tensor.contiguous()
@@ -146,7 +148,7 @@ def decode(tensor, dtype):
 
 @contextmanager
 def unchanged(buffers):
-    """Statistics are counted in the first pass, not when it is computed again."""
+    """Statistics are updated in the first pass, not during recomputation."""
     before = [buffer.clone() for buffer in buffers]
     try:
         yield
@@ -163,7 +165,7 @@ def autocast(arguments):
 
 
 class Wrapped(nn.Module):
-    """A stage as the runtime wants it: floating, contiguous tensors in and out, no two of them the same memory."""
+    """A stage for the runtime: floating, contiguous tensors in and out, no two of them with the same memory."""
 
     def __init__(self, module, about, arguments, offload):
         super().__init__()
@@ -173,11 +175,11 @@ class Wrapped(nn.Module):
         self.order = [port["name"] for port in about["inputs"]]
         self.is_last = False
         self.is_first = about["stage"] == 0
-        self.dtypes = None  # of what is received, once known
+        self.dtypes = None  # of received tensors, once known
         self.sent_dtypes = None
         self.arguments = arguments
         self.stage, self.micro_batch = about["stage"], (0, 0)
-        # Python stages see to their blocks themselves; an archive can be recomputed or offloaded as a whole only.
+        # Python stages handle their blocks themselves; an archive can only be recomputed or offloaded as a whole.
         is_archive = form_of(about, arguments.form) == "torchscript"
         self.is_whole = {}
         for name in ("recompute", "offload"):
@@ -187,7 +189,7 @@ class Wrapped(nn.Module):
                 self.is_whole[name] = True
                 continue
             if blocks and not self.is_whole[name]:
-                sys.exit(f"stage {about['stage']}: an archive cannot {name} some of its blocks only; use --form python")
+                sys.exit(f"stage {about['stage']}: an archive cannot {name} only some of its blocks; use --form python")
         self.is_whole["offload"] = self.is_whole["offload"] or not arguments.offloads_blocks
 
     def run(self, values):
@@ -219,7 +221,8 @@ class Wrapped(nn.Module):
             values[name] = inputs[original]
         outputs = self.run(values)
         if self.is_last:
-            # The runtime detaches what the last stage returns, in place: the buffers of what it received must stay as they are.
+            # The runtime detaches the last stage's outputs in place: the buffers of received tensors must stay
+            # attached.
             return tuple(o.view_as(o) if o.is_leaf or any(o is t for t in tensors) else o for o in outputs)
         self.sent_dtypes = [output.dtype for output in outputs]
         outputs = [encode(output) for output in outputs]
@@ -232,7 +235,7 @@ class Wrapped(nn.Module):
                 fresh = output.clone()
             seen.add(place)
             plain.append(fresh)
-        if not plain:  # nothing crosses: the runtime still wants a message
+        if not plain:  # nothing to send: the runtime still needs a message
             plain = [torch.zeros(1, device=self.device())]
         return tuple(plain)
 
@@ -243,7 +246,7 @@ class Wrapped(nn.Module):
 
 
 def seed_pass(arguments, stage, micro_batch):
-    """Lets a pass of the check draw the same random numbers in one process and in many."""
+    """Seeds a pass of the check, so that random numbers agree between one process and many."""
     torch.manual_seed((arguments.seed * 1_000_003 + micro_batch) * 4099 + stage)
 
 

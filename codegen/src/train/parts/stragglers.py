@@ -1,4 +1,4 @@
-"""Ranks that are slow: seconds of each in its own passes, without waits for others, beside those of ranks that do the same."""
+"""Slow ranks: the seconds of each rank in its own passes, without waits, compared with ranks of the same stages."""
 
 import statistics
 import time
@@ -6,18 +6,18 @@ from contextlib import contextmanager
 
 import torch
 
-WARM_UP = 2  # steps, which find their memory and open connections
-WINDOW = 10  # steps that are looked at together
-MOST = 0.8  # of them, in which a slow rank has to be slow
-KEPT = 50  # steps that are looked at in the end
+WARM_UP = 2  # steps, which allocate memory and open connections
+WINDOW = 10  # steps that are judged together
+MOST = 0.8  # share of them in which a slow rank must be slow
+KEPT = 50  # steps in the final statistics
 
 
 class Busy:
-    """Seconds that this rank is in its passes: of the computing stream on a GPU, of the clock on a processor."""
+    """Seconds of this rank in its passes: of the computing stream on a GPU, of the clock on a CPU."""
 
     def __init__(self):
         self.on_gpu, self.seconds, self.waits, self.events = False, 0.0, 0.0, []
-        self.count, self.steps = 0, []  # steps, and the seconds of the last of them
+        self.count, self.steps = 0, []  # steps, and the seconds of the last ones
 
     @contextmanager
     def passing(self):
@@ -34,7 +34,7 @@ class Busy:
 
     @contextmanager
     def waiting(self):
-        """Is in a pass, and waits for other ranks."""
+        """Marks the time in which a pass waits for other ranks."""
         begun = time.perf_counter()
         try:
             yield
@@ -42,7 +42,7 @@ class Busy:
             self.waits += time.perf_counter() - begun
 
     def end_step(self):
-        """Returns the seconds of the step that ends here; on a GPU those of its passes that have ended."""
+        """Returns the seconds of the step that ends here; on a GPU those of its finished passes."""
         while self.events and self.events[0][1].query():
             begun, ended = self.events.pop(0)
             self.seconds += begun.elapsed_time(ended) / 1e3
@@ -52,7 +52,7 @@ class Busy:
         return seconds
 
     def begin_step(self):
-        """Forgets what passes were no part of a step."""
+        """Drops passes that were not part of a step."""
         self.seconds, self.events = 0.0, []
 
 
@@ -60,18 +60,19 @@ BUSY = Busy()
 
 
 class Stragglers:
-    """Finds ranks that are slow, from seconds of all ranks in each step.
+    """Finds slow ranks, from the seconds of all ranks in each step.
 
-    A rank is compared with the others that hold the same stages, or, where it is alone, with the fastest steps that it has made. It is
-    slow if it takes `factor` times as long in most of the steps that are looked at together, and at its fastest: what others do on the
-    same machine makes any rank slow now and then.
+    A rank is compared with the others that hold the same stages, or, without others, with its own fastest steps. It is
+    slow if it takes `factor` times as long in most of the steps that are judged together, and in its fastest one: other
+    load on the machine makes any rank slow occasionally.
     """
 
     def __init__(self, peers, factor):
         self.peers, self.factor, self.count, self.steps, self.best = peers, factor, 0, [], {}
 
     def take(self, seconds):
-        """Takes a step; returns ranks that are slow, once for each window: (seconds, those that it should take, whose they are)."""
+        """Takes a step; returns slow ranks, once per window: (seconds, expected seconds, whether these are of
+        others)."""
         self.steps, self.count = [*self.steps[1 - WINDOW :], seconds], self.count + 1
         is_window = self.count > WARM_UP and (self.count - WARM_UP) % WINDOW == 0
         return self.found(self.steps) if is_window else {}
@@ -91,9 +92,9 @@ class Stragglers:
 
 
 def about_slow(slow):
-    """Says which ranks are slow."""
+    """Describes the slow ranks."""
     text = []
     for rank, (own, usual, has_others) in slow.items():
         whom = "the others of its stage" if has_others else "it took before"
-        text.append(f"rank {rank} is slow: {1e3 * own:.3g} ms of a step in its passes, {own / usual:.2g} times {'those of ' if has_others else 'what '}{whom}")
+        text.append(f"rank {rank} is slow: {1e3 * own:.3g} ms per step in its passes, {own / usual:.2g} times {'those of ' if has_others else 'what '}{whom}")
     return "; ".join(text)

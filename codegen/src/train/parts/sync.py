@@ -1,4 +1,4 @@
-"""Sums of gradients over the replicas of a stage, while the backward pass goes on; ZeRO 1 and 2."""
+"""Sums of gradients over the replicas of a stage during the backward pass; ZeRO 1 and 2."""
 
 import torch
 import torch.distributed as dist
@@ -11,14 +11,14 @@ BUCKET, FIRST_BUCKET = 25 << 20, 1 << 20  # bytes; the first one is small, so th
 
 
 class Sync:
-    """Sums the gradients of a stage's replicas while the backward pass goes on.
+    """Sums the gradients of a stage's replicas during the backward pass.
 
-    A bucket leaves when the last of its gradients is final: after as many passes as this rank has micro-batches. All
-    replicas cut alike, and send in one order, so a bucket waits for those before it. What the passes leave unused goes
-    at the end.
+    A bucket is sent when the last of its gradients is final: after as many passes as this rank has micro-batches. All
+    replicas cut equally, and send in one order, so a bucket waits for those before it. Buckets of unused parameters are
+    sent at the end.
     """
 
-    sums_tied = True  # whether what is tied is summed here, too
+    sums_tied = True  # whether tied parameters are summed here, too
 
     def __init__(self, parameters, group, passes):
         self.group, self.passes = group, passes
@@ -32,7 +32,7 @@ class Sync:
         self.begin()
 
     def cut(self, parameters):
-        """Cuts parameters, the last of the stage first, into what is sent together."""
+        """Cuts parameters, the last of the stage first, into buckets."""
         return cut(parameters)
 
     def begin(self):
@@ -45,7 +45,7 @@ class Sync:
             self.arrived(parameter)
 
     def arrived(self, parameter):
-        """Counts a pass that has added all that it adds to a parameter's gradient."""
+        """Counts a pass whose whole contribution to a parameter's gradient has been added."""
         if parameter not in self.seen:
             return
         self.seen[parameter] += 1
@@ -56,7 +56,7 @@ class Sync:
 
     def send(self):
         gradients = gradients_of(self.buckets[len(self.sent)])
-        # A large gradient is summed where it lies.
+        # A large gradient is summed in place.
         is_alone = len(gradients) == 1 and gradients[0].is_contiguous()
         flat = gradients[0].view(-1) if is_alone else torch.cat([gradient.reshape(-1) for gradient in gradients])
         copied = [] if is_alone else gradients
@@ -74,10 +74,11 @@ class Sync:
 
 
 class Hierarchical(Sync):
-    """Sums over machines in two levels: a bucket is shared out inside one, slices are summed across, and gathered inside again.
+    """Sums over machines in two levels: reduce-scatter of a bucket inside each machine, all-reduce of slices across,
+    and all-gather inside.
 
-    Of a bucket's bytes each rank sends its slice alone to other machines. `groups` are the replicas on this machine, and those on
-    other machines that have the same slice.
+    Each rank sends only its slice of a bucket to other machines. `groups` are the replicas on this machine, and those
+    on other machines with the same slice.
     """
 
     def __init__(self, parameters, groups, passes):
@@ -91,7 +92,7 @@ class Hierarchical(Sync):
         flat = torch.nn.functional.pad(flat, (0, -len(flat) % self.size))
         own = flat.new_empty(len(flat) // self.size)
         work = dist.reduce_scatter_tensor(real(own), real(flat), group=self.inside, async_op=True)
-        while self.joined < len(self.sent):  # the one before had the time of this bucket's gradients
+        while self.joined < len(self.sent):  # the previous bucket had the time of this one's gradients
             self.join()
         self.sent.append([work, own, flat, gradients])
 
@@ -123,9 +124,9 @@ class Hierarchical(Sync):
 class Mirrored:
     """Sums the gradients of two copies of the model that run in opposite directions, over all ranks that hold a stage.
 
-    A stage's gradients are one message, which leaves when the last pass of its copies here has ended, those of the last stage
-    first: all ranks that hold a stage hold the same ones, and send in one order. What is tied across stages gets its sum
-    elsewhere (`Run.sum_tied`).
+    A stage's gradients are one message, sent when the last pass of its copies here has ended, those of the last stage
+    first: all ranks that hold a stage hold the same copies, and send in one order. Tied parameters of several stages
+    are summed elsewhere (`Run.sum_tied`).
     """
 
     sums_tied = False
@@ -141,7 +142,7 @@ class Mirrored:
         self.sent = []
 
     def passed(self, stage):
-        """Is told that all passes of a copy here have ended."""
+        """Called when all passes of a copy here have ended."""
         self.missing[stage] -= 1
         while self.order and not self.missing[self.order[0]]:
             self.send(self.order.pop(0))
@@ -170,7 +171,7 @@ class Mirrored:
 
 
 def cut(parameters):
-    """Cuts parameters into buckets of one type each, closed by the one that fills them."""
+    """Cuts parameters into buckets of one type each, each closed by the parameter that fills it."""
     buckets, limit = [], FIRST_BUCKET
     size = 0
     for parameter in parameters:
@@ -184,37 +185,38 @@ def cut(parameters):
 
 
 class Sharded(Sync):
-    """ZeRO 1 and 2 ("ZeRO: Memory Optimizations", 2020): each replica keeps the optimizer state of an equal slice of every bucket.
+    """ZeRO 1 and 2 ("ZeRO: Memory Optimizations", 2020): each replica keeps the optimizer state of an equal slice of
+    every bucket.
 
-    A bucket's gradients are summed by reduce-scatter, so that a replica has the sum of its slice; after the optimizer's step
-    the slices are gathered. With `each_pass` (ZeRO 2) a bucket leaves after every pass, and gradients are kept as slices only.
-    Optimizers whose update of an element looks at that element alone cannot tell slices from whole parameters.
-    What is tied across stages gets its sum elsewhere (`Run.sum_tied`) and is shared out in buckets of its own.
+    A bucket's gradients are summed by reduce-scatter, so that a replica has the sum of its slice; after the optimizer's
+    step the slices are gathered. With `each_pass` (ZeRO 2) a bucket is sent after every pass, and gradients are kept as
+    slices only. Slices are equivalent to whole parameters for optimizers that update each element independently. Tied
+    parameters of several stages are summed elsewhere (`Run.sum_tied`) and sharded in buckets of their own.
 
-    Where replicas share out in groups (hybrid sharding), a group has all slices, and `across` are the ranks that have the same slice
-    as this one: they sum it, once a step, when it is summed inside their groups.
+    If replicas shard in groups (hybrid sharding), a group has all slices, and `across` are the ranks that have the same
+    slice as this one: they sum it once per step, after it is summed inside their groups.
     """
 
     sums_tied = False
-    aligned = 1  # bytes; in a bucket's message each parameter begins at a multiple of them
+    aligned = 1  # bytes; alignment of each parameter in a bucket's message
 
     def __init__(self, parameters, groups, passes, tied, each_pass):
         group, self.across = groups
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        # How many groups have all slices, and which of them this rank is in.
+        # The number of groups, and this rank's group.
         self.copies, self.copy = (dist.get_world_size(self.across), dist.get_rank(self.across)) if self.across else (1, 0)
         self.each_pass, self.parameters = each_pass, parameters
         self.rounds, self.last_round, self.joined, self.joining = 0, passes - 1 if each_pass else 0, 0, []
         super().__init__([p for p in parameters if p not in tied], group, 1 if each_pass else passes)
         self.tied = self.cut([p for p in parameters if p in tied])
-        self.pieces = {}  # of a parameter: its piece that is stepped here, with the piece's place in it and in the slice
+        self.pieces = {}  # by parameter: its piece that is updated here, with the piece's position in it and in the slice
         for bucket in self.buckets + self.tied:
             for parameter, begin, end, place in self.places(bucket):
                 piece = nn.Parameter(self.values(parameter, begin, end))
                 self.pieces[parameter] = (piece, begin, place)
 
     def values(self, parameter, begin, end):
-        """Returns what a piece of a parameter is stepped in: its own memory."""
+        """Returns the memory in which a piece of a parameter is updated: its own."""
         return parameter.detach().reshape(-1)[begin:end]
 
     def room(self, parameter):
@@ -223,12 +225,13 @@ class Sharded(Sync):
         return -(-parameter.numel() // grain) * grain
 
     def share(self, bucket):
-        """Returns the number of elements that each replica steps; the last one may have fewer."""
+        """Returns the number of elements that each replica updates; the last one may have fewer."""
         grain = max(1, self.aligned // bucket[0].element_size())
         return -(-sum(map(self.room, bucket)) // (self.size * grain)) * grain
 
     def places(self, bucket):
-        """Yields the parameters of which this replica steps a piece: its begin and end in it, and its place in the slice."""
+        """Yields the parameters of which this replica updates a piece: its begin and end in it, and its position in
+        the slice."""
         share, at = self.share(bucket), 0
         first = self.rank * share
         for parameter in bucket:
@@ -238,12 +241,12 @@ class Sharded(Sync):
             at += self.room(parameter)
 
     def take(self, optimizer):
-        """Lets an optimizer that was made for whole parameters step the pieces of this rank."""
+        """Makes an optimizer of whole parameters update this rank's pieces."""
         let_take(optimizer, self.pieces)
 
     def begin(self):
         super().begin()
-        self.own = getattr(self, "own", [])  # what each message brings, and of which bucket
+        self.own = getattr(self, "own", [])  # the slice of each message, and its bucket
 
     def arrived(self, parameter):
         super().arrived(parameter)
@@ -253,7 +256,8 @@ class Sharded(Sync):
 
     def send(self):
         bucket = self.buckets[len(self.sent)]
-        # It had the time of this bucket's gradients: no more than two are whole, and a slice is summed across the groups beside them.
+        # The message had the time of this bucket's gradients: at most two buckets are whole, and a slice is summed
+        # across the groups in parallel.
         while self.own and (self.each_pass or self.across):
             self.keep(*self.own.pop(0))
         flat = self.packed(gradients_of(bucket), bucket)
@@ -266,7 +270,7 @@ class Sharded(Sync):
 
     @torch.no_grad()
     def packed(self, tensors, bucket):
-        """Returns tensors like those of a bucket as one message to all replicas."""
+        """Returns tensors shaped like those of a bucket as one message to all replicas."""
         flat, at = tensors[0].new_zeros(self.size * self.share(bucket)), 0
         for tensor in tensors:
             flat[at : at + tensor.numel()].view(tensor.shape).copy_(tensor)
@@ -274,14 +278,15 @@ class Sharded(Sync):
         return flat
 
     def unpacked(self, flat, bucket):
-        """Yields the parameters of a bucket, and what a message has of them."""
+        """Yields the parameters of a bucket, and their part of a message."""
         at = 0
         for parameter in bucket:
             yield parameter, flat[at : at + parameter.numel()].view(parameter.shape)
             at += self.room(parameter)
 
     def keep(self, work, own, flat, bucket, is_last):
-        """Adds a slice of sums to the gradients of the pieces in it, the last of which are summed across the groups."""
+        """Adds a slice of sums to the gradients of its pieces; after the last pass they are summed across the
+        groups."""
         with BUSY.waiting():
             work.wait()
         for piece, _, at in (self.pieces[parameter] for parameter in bucket if parameter in self.pieces):
@@ -291,7 +296,7 @@ class Sharded(Sync):
             self.join(bucket)
 
     def join(self, bucket):
-        """Begins to sum a bucket's slice with those of the other groups."""
+        """Starts to sum a bucket's slice with those of the other groups."""
         self.joined += 1
         pieces = [self.pieces[parameter][0] for parameter in bucket if parameter in self.pieces] if self.across else []
         if pieces:
@@ -314,7 +319,7 @@ class Sharded(Sync):
         self.begin()
 
     def take_tied(self):
-        """Takes the sums of what is tied, when they are known."""
+        """Takes the sums of tied parameters, when they are known."""
         for parameter in (p for bucket in self.tied for p in bucket):
             if parameter in self.pieces and parameter.grad is not None:
                 piece, at, _ = self.pieces[parameter]
@@ -323,7 +328,8 @@ class Sharded(Sync):
 
     @torch.no_grad()
     def gather(self, read=lambda piece: piece.detach(), write=lambda parameter, value: parameter.copy_(value)):
-        """Brings the pieces of all replicas together: the stepped parameters, unless something else is read and written."""
+        """Gathers the pieces of all replicas: the updated parameters, unless other functions to read and write are
+        given."""
         messages = []
         for bucket in self.buckets + self.tied:
             own = bucket[0].new_zeros(self.share(bucket))
@@ -338,7 +344,7 @@ class Sharded(Sync):
                 write(parameter, value)
 
     def gather_gradients(self):
-        """Gives all parameters their summed gradients, to look at."""
+        """Gathers the summed gradients of all parameters, for inspection."""
         zeros = torch.zeros_like
         self.gather(
             lambda piece: zeros(piece) if piece.grad is None else piece.grad,
@@ -347,15 +353,17 @@ class Sharded(Sync):
 
     @torch.no_grad()
     def refresh(self):
-        """Takes the values of the parameters again: a piece may be a copy."""
+        """Copies the values of the parameters again: a piece may be a copy."""
         for parameter, (piece, at, _) in self.pieces.items():
             piece.copy_(parameter.reshape(-1)[at : at + piece.numel()])
 
 
 class Served(Sharded):
-    """Parameter servers: each bucket has one of the replicas, which sums its gradients, steps its parameters, and sends them to all.
+    """Parameter servers: each bucket has one of the replicas, which sums its gradients, updates its parameters, and
+    sends them to all.
 
-    A bucket goes to the server that has the fewest bytes so far. Servers alone keep state of the optimizer, of what they serve.
+    A bucket is assigned to the server that has the fewest bytes so far. Only servers keep optimizer state, for their
+    own buckets.
     """
 
     def __init__(self, parameters, group, passes, tied):
@@ -400,7 +408,7 @@ class Served(Sharded):
 
 
 def let_take(optimizer, pieces):
-    """Lets an optimizer that was made for whole parameters step pieces of them: (piece, where it begins, …) by parameter."""
+    """Makes an optimizer of whole parameters update pieces of them: (piece, its begin, …) by parameter."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             piece, at = pieces.get(parameter, (None, 0))[:2]
@@ -425,5 +433,5 @@ def real(tensor):
 
 
 def is_by_element(key, value, parameter):
-    """Tells whether a part of an optimizer's state has an element for each of the parameter's."""
+    """Tells whether a part of an optimizer's state has one element per element of the parameter."""
     return isinstance(value, torch.Tensor) and key != "step" and value.shape == parameter.shape

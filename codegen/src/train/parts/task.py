@@ -1,4 +1,4 @@
-"""What is trained on: a task file, or synthetic data; groups of parameters, rules of learning rates."""
+"""The training task: a task file, or synthetic data; groups of parameters, rules of learning rates."""
 
 import difflib
 import fnmatch
@@ -11,15 +11,15 @@ from train_parts.layout import replicas_of
 from train_parts.stages import load_module
 
 
-# What a task file may have.
+# Names that a task file may define.
 TASK_NAMES = "clip groups inputs large_batch loader log loss lr optimizer scheduler target validate validation whole".split()
 
-# Their update of an element looks at that element alone, so that replicas may share it out.
+# Optimizers that update each element independently, so that replicas may shard the update.
 BY_ELEMENT = "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()
 
 
 class Task:
-    """What is trained on; synthetic unless a task file says otherwise."""
+    """The training task; synthetic unless a task file defines it."""
 
     def __init__(self, manifest, arguments):
         self.file = load_task(arguments.task) if arguments.task else None
@@ -41,19 +41,19 @@ class Task:
             self.lr, self.rule = large_batch(self.file.large_batch, self.micro_batch * arguments.micro_batches * replicas_of(arguments))
 
     def check(self):
-        """Refuses what does not fit together, before the first step."""
+        """Refuses inconsistent definitions, before the first step."""
         has = {name for name in TASK_NAMES if hasattr(self.file, name)}
         for one, other in (("loader", "inputs"), ("loader", "target"), ("lr", "scheduler"), ("large_batch", "lr"), ("large_batch", "scheduler")):
             if {one, other} <= has:
-                sys.exit(f"the task has both `{one}` and `{other}`: one of them is enough")
+                sys.exit(f"the task has both `{one}` and `{other}`: define only one")
         for one, other in (("loader", "loss"), ("target", "loss"), ("validate", "validation")):
             if one in has and other not in has:
                 sys.exit(f"the task has `{one}` and lacks `{other}`")
         for name in sorted(has - {"whole", "groups", "clip", "large_batch"}):
             if not callable(getattr(self.file, name)):
-                sys.exit(f"`{name}` of the task is no function")
+                sys.exit(f"`{name}` of the task is not a function")
         if self.clip is not None and not (isinstance(self.clip, (int, float)) and self.clip > 0):
-            sys.exit(f"`clip` is the largest norm that gradients may have, a number above 0, not {self.clip!r}")
+            sys.exit(f"`clip`, the largest norm of gradients, must be a number above 0, not {self.clip!r}")
         known = set(TASK_NAMES)
         for name, value in vars(self.file or object()).items() if self.file else ():
             if name not in known and getattr(value, "__module__", None) == "task" and callable(value):
@@ -65,7 +65,7 @@ class Task:
         made = []
         for about in self.manifest["inputs"]:
             if about["shape"] is None or about["dtype"] is None:
-                sys.exit(f"the size of input `{about['name']}` is not known: give --task with a function `inputs`")
+                sys.exit(f"the size of input `{about['name']}` is unknown: give --task with a function `inputs`")
             shape = list(about["shape"])
             if shape and shape[0] % self.traced == 0 and about["name"] not in self.whole:
                 shape[0] = shape[0] // self.traced * samples
@@ -95,14 +95,14 @@ class Task:
         return total
 
     def ramp(self, output):
-        """What the outputs are drawn to; made once, for a loss should cost no more than losses do."""
+        """The synthetic target of outputs; made once, so that a loss costs no more than usual."""
         about = (output.shape, output.device)
         if about not in self.ramps:
             self.ramps[about] = torch.linspace(-1.0, 1.0, output.numel(), device=output.device).reshape(output.shape)
         return self.ramps[about]
 
     def optimizer(self, named):
-        """Makes the optimizer of (stage, name, parameter) triples: in the task's groups where it has some."""
+        """Makes the optimizer of (stage, name, parameter) triples: in the task's groups, if it has any."""
         parameters = [parameter for _, _, parameter in named]
         if not parameters:
             return None
@@ -118,18 +118,18 @@ class Task:
         return torch.optim.SGD(parameters, lr=self.learning_rate, momentum=0.9)
 
     def group_of(self, name):
-        """Returns the number of the first group whose pattern fits a parameter's name."""
+        """Returns the number of the first group whose pattern matches a parameter's name."""
         for number, group in enumerate(self.file.groups):
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in group["match"].split("|")):
                 return number
-        return sys.exit(f"no group of the task takes `{name}`: end the list with {{'match': '*'}}")
+        return sys.exit(f"no group of the task matches `{name}`: end the list with {{'match': '*'}}")
 
     def grouped(self, named):
-        """Sorts parameters into the task's groups. Each stage has all groups, if with nothing in them."""
+        """Sorts parameters into the task's groups. Each stage has all groups, even if empty."""
         groups = self.file.groups
         for group in groups:
             if not isinstance(group, dict) or not isinstance(group.get("match"), str):
-                sys.exit(f"a group of the task is a dict with `match`, patterns of names with | between them, not {group!r}")
+                sys.exit(f"a group of the task must be a dict with `match`, patterns of names separated by |, not {group!r}")
             if self.lr and "lr" in group:
                 sys.exit("the task has `lr(step)`, and a group with its own `lr`: give the group an `lr_scale`")
         for tied in self.manifest["tied"]:
@@ -153,13 +153,13 @@ class Task:
 
 
 def large_batch(rule, samples):
-    """Returns the learning rate by step, after "Accurate, Large Minibatch SGD" (2017), and what it is in words.
+    """Returns the learning rate by step, after "Accurate, Large Minibatch SGD" (2017), and a description of it.
 
-    The rate grows with the global batch, and gets there gradually, from `base`.
+    The rate is proportional to the global batch, and grows to that value gradually from `base`.
     """
     wanted = {"base", "reference", "warm_up"}
     if not isinstance(rule, dict) or not wanted <= set(rule) <= wanted | {"milestones"}:
-        sys.exit(f"`large_batch` of the task is a dict of {', '.join(sorted(wanted))} and perhaps milestones, not {rule!r}")
+        sys.exit(f"`large_batch` of the task must be a dict of {', '.join(sorted(wanted))} and optionally milestones, not {rule!r}")
     base, warm_up, milestones = rule["base"], rule["warm_up"], rule.get("milestones", [])
     peak = base * samples / rule["reference"]
 
@@ -167,7 +167,7 @@ def large_batch(rule, samples):
         rate = base + (peak - base) * min(1.0, step / max(1, warm_up))
         return rate * 0.1 ** sum(step >= milestone for milestone in milestones)
 
-    text = f"{samples} samples a step, {rule['reference']} at a rate of {base:g}: {peak:g} after {warm_up} steps"
+    text = f"{samples} samples per step, {rule['reference']} at a rate of {base:g}: {peak:g} after {warm_up} steps"
     text += f", a tenth from each of the steps {milestones}" if milestones else ""
     return lr, text + "; torch's SGD needs no momentum correction, batch norms see one micro-batch"
 
@@ -179,4 +179,4 @@ def load_task(path):
 
 def find_task(path):
     if not Path(path).is_file():
-        sys.exit(f"--task {path}: there is no such file")
+        sys.exit(f"--task {path}: no such file")

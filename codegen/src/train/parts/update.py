@@ -1,4 +1,5 @@
-"""What follows the gradients of a step: are they finite, their norm, the scale of losses, the optimizer's step."""
+"""From the gradients of a step to its update: whether they are finite, their norm, the scale of losses, the
+optimizer's step."""
 
 import math
 import resource
@@ -17,10 +18,10 @@ from train_parts.task import BY_ELEMENT
 
 
 class Scale:
-    """What losses are multiplied with, so that small gradients are not zero in fp16: as torch's GradScaler has it.
+    """The factor of losses that keeps small gradients from becoming zero in fp16, as torch's GradScaler.
 
-    A step with a gradient that is not finite is left out, by all ranks together, and halves the scale; many steps without one
-    double it. A power of two changes no digit. What losses are not finite ends the run: no scale helps them.
+    A step with a non-finite gradient is skipped by all ranks together, and halves the scale; many steps without one
+    double it. A power of two changes no digit. A non-finite loss ends the run: no scale helps against it.
     """
 
     FIRST, LEAST, GROWTH = 2.0**16, 2.0**-14, 2000
@@ -29,11 +30,11 @@ class Scale:
         self.is_on, self.value, self.good = is_on, self.FIRST if is_on else 1.0, 0
 
     def up(self, loss):
-        """Returns a loss to differentiate; one in fp16 would not hold it."""
+        """Returns a loss to differentiate; fp16 could not hold it."""
         return loss.float() * self.value if self.is_on and isinstance(loss, torch.Tensor) else loss
 
     def follow(self, is_lost, step):
-        """Takes what became of a step, which all ranks know alike."""
+        """Takes the outcome of a step, the same on all ranks."""
         self.good = 0 if is_lost else self.good + 1
         if is_lost:
             self.value /= 2
@@ -47,11 +48,12 @@ class Scale:
 
 
 class Update:
-    """What follows the gradients of a step: are they finite, their norm over the whole model, the optimizer's step.
+    """From the gradients of a step to its update: whether they are finite, their norm over the whole model, the
+    optimizer's step.
 
-    The norm counts each parameter once: of replicas the first one has it, of shards too unless they have a part each, of
-    copies in several stages the first holder, of two copies of the model the first. Where replicas share the update out, each counts
-    its pieces, in groups those of the first group. What ranks tell each other here takes one sum over all of them.
+    The norm counts each parameter once: the first of replicas has it, the first of shards unless they have parts of it,
+    the first holder of copies in several stages, and the first of two copies of the model. If replicas shard the
+    update, each counts its pieces, with groups those of the first group. The ranks exchange all this in one sum.
     """
 
     def __init__(self, task, stages, sync=None, place=(0, 0), world=(1, 0), cuts=None, is_scaled=False, host_device=None):
@@ -65,52 +67,52 @@ class Update:
         kind = type(self.optimizer)
         if isinstance(sync, Sliced) and self.optimizer:
             if kind.__name__ not in BY_ELEMENT or kind.__module__.partition(".")[0] != "torch":
-                sys.exit(f"slices cannot have their own update of {kind.__name__}, which may look at whole parameters: --sync buckets")
+                sys.exit(f"--sync with slices cannot be combined with {kind.__name__}, which may need whole parameters: use --sync buckets")
             sync.take(self.optimizer)
         looks_whole = self.optimizer and (kind.__module__.partition(".")[0] != "torch" or kind.__name__ not in BY_ELEMENT)
         if looks_whole and any(p in self.cuts for _, _, p in self.named):
-            sys.exit(f"shards cannot make the update of {kind.__name__}, which may look at whole parameters: --shards 1")
+            sys.exit(f"--shards cannot be combined with {kind.__name__}, which may need whole parameters: use --shards 1")
         if self.is_shared and self.optimizer:
             if looks_whole:
                 how = "--collective fastest" if isinstance(sync, Served) else "--sharding none"
-                sys.exit(f"replicas cannot share out the update of {kind.__name__}, which may look at whole parameters: {how}")
+                sys.exit(f"replicas cannot shard the update of {kind.__name__}, which may need whole parameters: use {how}")
             sync.take(self.optimizer)
         self.scheduler = task.scheduler(self.optimizer)
         later = set()
         for holder in (holder for tied in task.manifest["tied"] for holder in tied["holders"][1:]):
             later |= {parameter_at(module, holder["name"]) for held, module in stages.items() if held % self.count == holder["stage"]}
-        # What this rank steps: its name, the tensor, whether it counts in the norm.
+        # The tensors that this rank updates: name, tensor, whether it counts in the norm.
         stepped = [(held, name, self.own(p), p) for held, name, p in self.named]
         counts = lambda held, p: held < self.count and replica == 0 and (shard == 0 or p in self.cuts)  # noqa: E731
         is_first = self.is_shared and sync.copy == 0
         self.stepped = [(name, own, (is_first if own is not p else counts(held, p)) and p not in later) for held, name, own, p in stepped if own is not None]
-        # Where it steps on the host, the optimizer has twins of what is stepped here.
+        # For updates on the host, the optimizer gets host copies of them.
         is_on_host = host_device is not None and self.optimizer
         self.host = HostOptimizer(self.optimizer, [own for _, own, _ in self.stepped], host_device) if is_on_host else None
 
     def own(self, parameter):
-        """Returns what is stepped of a parameter here: all of it, a piece, or nothing."""
+        """Returns the part of a parameter that is updated here: all of it, a piece, or nothing."""
         return self.sync.pieces.get(parameter, (None,))[0] if self.is_shared else parameter
 
     def keeper(self, parameter):
-        """Returns what the optimizer has of a parameter here, and keeps state of."""
+        """Returns the tensor that the optimizer has for a parameter here, and keeps state for."""
         own = self.own(parameter)
         return self.host.twins[own] if self.host and own is not None else own
 
     def step(self):
-        """Lets the optimizer step, by gradients as they are."""
+        """Runs the optimizer with the present gradients."""
         if self.optimizer:
             (self.host or self.optimizer).step()
 
     def refresh(self):
-        """Takes the parameters' values again, where what is stepped may be a copy."""
+        """Copies the parameters' values again, if the updated tensors may be copies."""
         if self.is_shared:
             self.sync.refresh()
         if self.host:
             self.host.refresh()
 
     def apply(self, step, loss, has_ended, device):
-        """Steps where all is finite; returns what is known of the step, and whether some replica's data have ended."""
+        """Updates if all is finite; returns the statistics of the step, and whether some replica's data have ended."""
         found = [(name, own.grad.detach(), counts) for name, own, counts in self.stepped if own.grad is not None]
         if self.scale.is_on and found:
             torch._foreach_mul_([g for _, g, _ in found], 1.0 / self.scale.value)
@@ -132,7 +134,7 @@ class Update:
             scale = {"scale": self.scale.value}
             self.scale.follow(is_left_out, step)
         if sums[2] and not is_left_out:
-            is_lost = is_loss_lost if sums[2] >= 1e6 else is_lost  # a loss comes before the gradients that it spoils
+            is_lost = is_loss_lost if sums[2] >= 1e6 else is_lost  # a non-finite loss is reported rather than its gradients
             self.stop(step, is_lost, loss, [name for (name, _, _), norm in zip(found, norms) if not math.isfinite(norm)])
         groups = self.optimizer.param_groups if self.optimizer else []
         norm = None if is_left_out else math.sqrt(sums[0])
@@ -151,7 +153,7 @@ class Update:
         return known | (scale | {"left_out": is_left_out} if self.scale.is_on else {}), int(sums[1])
 
     def stop(self, step, is_lost, loss, names):
-        """Ends all ranks before the update: what is saved stays good."""
+        """Ends all ranks before the update: checkpoints stay valid."""
         if is_lost:
             what = "the loss" if loss is not None and not math.isfinite(loss) else f"the gradient of `{names[0]}`"
             raise NotFinite(f"{what} is not finite in step {step + 1}: stopped before the update")
@@ -166,7 +168,7 @@ class Update:
     # -- checkpoints
 
     def about(self):
-        """Returns what is saved beside tensors."""
+        """Returns the state outside of tensors, to be saved."""
         about = {"scale": self.scale.state()} if self.scale.is_on else {}
         if self.optimizer is not None:
             about["groups"] = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
@@ -185,7 +187,7 @@ class Update:
         return (found for found in self.values() if isinstance(found[4], torch.Tensor))
 
     def held(self, parameter, key, value):
-        """Returns what a value is of the whole parameter's: all of it, a part, or nothing."""
+        """Returns the part of a whole parameter's value that a state value is: all of it, a part, or nothing."""
         own = self.own(parameter)
         if not is_by_element(key, value, own):
             return value
@@ -194,7 +196,7 @@ class Update:
         return self.cuts.held(parameter, value)
 
     def begin_to_load(self, known):
-        """Makes room for what a checkpoint has of the optimizer's state: (parameter, key in it, value, what is to be filled)."""
+        """Allocates the optimizer state of a checkpoint: (parameter, key, value, tensor to fill)."""
         by_name, found = {}, []
         for key in known:
             if key.startswith("optimizer."):
@@ -212,7 +214,7 @@ class Update:
         return found
 
     def names(self, stage, name, parameter):
-        """Returns the names that a parameter has, in any stage."""
+        """Returns all names of a parameter, in any stage."""
         names = [name] + [other for other, p in self.stages[stage].named_parameters(remove_duplicate=False) if p is parameter]
         for tied in self.task.manifest["tied"]:
             if any(holder["stage"] == stage % self.count and holder["name"] in names for holder in tied["holders"]):
@@ -220,7 +222,7 @@ class Update:
         return list(dict.fromkeys(names))
 
     def load(self, about, states):
-        """Takes what was saved: values that have been filled, and what is beside them."""
+        """Takes loaded state: filled tensors, and the rest."""
         if self.scale.is_on and "scale" in about:
             self.scale.value, self.scale.good = about["scale"]["value"], about["scale"]["good"]
         if self.optimizer is None or "groups" not in about:
@@ -248,7 +250,7 @@ class Update:
 
 
 def is_scaled(arguments):
-    """Tells whether losses are scaled: a check compares gradients as they are."""
+    """Tells whether losses are scaled: a check compares unscaled gradients."""
     return arguments.dtype == "fp16" and not arguments.check
 
 
@@ -261,7 +263,7 @@ def parameter_at(module, name):
 
 
 def named_parameters_of(stages):
-    """Returns what trains, as (stage, name, parameter); `stages` are modules by number."""
+    """Returns the trained parameters, as (stage, name, parameter); `stages` are modules by number."""
     seen = {}
     for stage, module in stages.items():
         for name, parameter in module.named_parameters():
@@ -271,7 +273,7 @@ def named_parameters_of(stages):
 
 
 def memory_of(device):
-    """Returns the most bytes that this rank has used: of the GPU, or of the process."""
+    """Returns the peak memory of this rank in bytes: of the GPU, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

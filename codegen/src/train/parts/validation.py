@@ -1,4 +1,4 @@
-"""Validation: forward passes alone, through the same stages, over the task's own data."""
+"""Validation: forward passes only, through the same stages, over the task's own data."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from train_parts.data import Loader, moved, split_inputs, split_targets
 
 
 class WithoutDropout(TorchFunctionMode):
-    """Attention has its dropout as a number; all else asks whether the stage is in training mode."""
+    """Attention gets its dropout as a number; all other operators check the stage's training mode."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -19,7 +19,7 @@ class WithoutDropout(TorchFunctionMode):
 
 
 class Validation:
-    """One rank's part of it. All replicas go through as many batches as the one with the fewest."""
+    """One rank's part of it. All replicas use as many batches as the one with the fewest."""
 
     def __init__(self, run):
         self.run, task = run, run.task
@@ -40,7 +40,7 @@ class Validation:
 
     @torch.no_grad()
     def all(self):
-        """Returns the mean of each value over all micro-batches and replicas, and how many samples there were."""
+        """Returns the mean of each value over all micro-batches and replicas, and the number of samples."""
         run = self.run
         for loader in self.loaders.values():
             loader.begin(0)
@@ -69,7 +69,7 @@ class Validation:
         return bool(flag.item())
 
     def forward(self, pipeline, sums):
-        """Sends a batch through one pipeline: each micro-batch through all stages, one after the other."""
+        """Sends a batch through one pipeline: one micro-batch after the other through all stages."""
         run, last = self.run, len(self.run.manifest["stages"]) - 1
         owner = pipeline.owner
         parts = [{}] * run.arguments.micro_batches, [None] * run.arguments.micro_batches

@@ -1,4 +1,4 @@
-"""Weights of a stage that is updated while micro-batches are on their way. Needs torch alone."""
+"""Weight versions of a stage that is updated while micro-batches are in flight. Needs only torch."""
 
 from contextlib import contextmanager
 
@@ -9,7 +9,8 @@ STASHING, VERTICAL_SYNC, TWO_VERSIONS = "stashing", "vertical sync", "2BW"
 
 
 def rounds_of(replicas):
-    """Returns how many micro-batches each replica of a stage has on its way: those of all replicas from there on, dealt to its own.
+    """Returns how many micro-batches each replica of a stage has in flight: those of all replicas from there on,
+    divided among its own.
 
     With one replica each that is p, …, 2, 1.
     """
@@ -17,25 +18,25 @@ def rounds_of(replicas):
 
 
 def version_rule(updates, replicas, place, replica, period):
-    """Returns the function that tells which version a micro-batch takes in the stage at `place`, on one of its replicas.
+    """Returns a function that gives the version for a micro-batch in the stage at `place`, on one of its replicas.
 
-    A version is the number of the stage's updates before it; micro-batches are counted as the replica gets them, `period` is those of
-    all replicas between two updates of 2BW.
+    A version is the number of the stage's updates before it; micro-batches are counted per replica, `period` is the
+    number of all replicas' micro-batches between two updates of 2BW.
     """
     count, rounds = replicas[place], rounds_of(replicas)
     if updates == TWO_VERSIONS:
         return lambda number: max(0, (number * count + replica) // period - 1)
-    # With stashing a stage takes its newest weights, with vertical sync those of the first stage's newest number.
+    # With stashing a stage uses its newest weights, with vertical sync those with the first stage's newest number.
     behind = rounds[0] - 1 if updates == VERTICAL_SYNC else rounds[place] - 1
     return lambda number: max(0, number - behind)
 
 
 class Versions:
-    """A stage's weights, of which forward passes take a version and their backward passes the same one.
+    """A stage's weights: a forward pass uses a version, and its backward pass the same one.
 
-    A pass runs on aliases of a version's memory, so that none is copied for it. An update that would overwrite what is still
-    asked for makes new memory first; old memory goes with the last pass and the last request. Each update looks at how many
-    versions there are in memory, for too few of them would be wrong and nothing else would say so.
+    A pass runs on aliases of a version's memory, so none is copied for it. An update that would overwrite a version
+    still needed allocates new memory first; old memory is freed with its last pass and last future use. Each update
+    checks the number of versions in memory, since too few would be an error that nothing else reveals.
     """
 
     def __init__(self, module, rule):
@@ -47,17 +48,17 @@ class Versions:
         self.begin(0)
 
     def begin(self, count):
-        """Begins to count micro-batches, after all that were on their way have come back; `count` will come."""
+        """Starts to count micro-batches, after all in flight have finished; `count` will follow."""
         self.count, self.next, self.done, self.present = count, 0, 0, 0
         self.older, self.on_their_way = {}, {}
         self.most, self.staleness, self.memories = 1, 0, []
 
     @contextmanager
     def forward(self, number):
-        """Lets a forward pass run on the version that its micro-batch takes."""
+        """Runs a forward pass on the version of its micro-batch."""
         version = self.rule(number)
         tensors = [p.data for p in self.parameters] if version == self.present else self.older[version]
-        # Views of a parameter share the counter that autograd compares; those of its data have one of their own.
+        # Views of a parameter share the version counter that autograd checks; views of its data have their own.
         aliases = [tensor.detach().requires_grad_() for tensor in tensors]
         self.on_their_way[number], self.next = (version, aliases), number + 1
         with self.in_place(aliases):
@@ -65,7 +66,7 @@ class Versions:
 
     @contextmanager
     def backward(self, number):
-        """Lets a backward pass run, where blocks may be computed again, and adds its gradients to the parameters'."""
+        """Runs a backward pass, in which blocks may be recomputed, and adds its gradients to the parameters'."""
         version, aliases = self.on_their_way.pop(number)
         with self.in_place(aliases):
             yield
@@ -90,7 +91,7 @@ class Versions:
                 owner._parameters[key] = parameter
 
     def needed(self):
-        """Returns the versions that passes on their way have taken, and those that later ones will."""
+        """Returns the versions that passes in flight use, and those that later ones will use."""
         found = {version for version, _ in self.on_their_way.values()}
         if self.next < self.count:
             found |= set(range(self.rule(self.next), min(self.rule(self.count - 1), self.present) + 1))
@@ -98,7 +99,7 @@ class Versions:
 
     @contextmanager
     def update(self):
-        """Lets the optimizer change the parameters in place."""
+        """Updates the parameters in place."""
         needed = self.needed()
         if self.present in needed:
             self.older[self.present] = [parameter.data for parameter in self.parameters]
@@ -110,7 +111,7 @@ class Versions:
         self.look()
 
     def expected(self):
-        """Returns the versions that there must be by the rule alone: the newest, and those of all that has not come back."""
+        """Returns the versions that must exist: the newest, and those of all micro-batches in flight."""
         found = {self.present}
         for number in range(self.done, self.count):
             if self.rule(number) > self.present:
@@ -119,7 +120,7 @@ class Versions:
         return found
 
     def look(self):
-        """Compares how many versions lie in memory with how many there should be."""
+        """Compares the number of versions in memory with the expected number."""
         if not self.parameters:
             return
         expected = self.expected()

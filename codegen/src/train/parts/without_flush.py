@@ -1,4 +1,4 @@
-"""Steps that follow each other without a flush: PipeDream and 2BW."""
+"""Steps without a flush between them: PipeDream and 2BW."""
 
 import math
 import re
@@ -16,16 +16,16 @@ from train_parts.update import NotFinite, memory_of
 from train_parts.versions import STASHING, TWO_VERSIONS, VERTICAL_SYNC, Versions, rounds_of, version_rule
 
 
-# The schedules whose steps follow each other at once, by what is left of their names: PipeDream, PipeDream-2BW, 2BW.
+# Schedules without a flush, by their normalised names: PipeDream, PipeDream-2BW, 2BW.
 WITHOUT_FLUSH = {"pipedream": "PipeDream", "pipedream2bw": "PipeDream-2BW", "2bw": "PipeDream-2BW"}
 
 
 def updates_of(arguments):
-    """Returns how weights change while micro-batches are on their way, or nothing where steps end with a flush."""
+    """Returns how weights change while micro-batches are in flight, or None if steps end with a flush."""
     name = WITHOUT_FLUSH.get(re.sub(r"[^a-z0-9]", "", arguments.schedule.lower()))
     if arguments.vertical_sync and name != "PipeDream":
-        reason = "its micro-batches take the same weights in every stage already" if name else "its steps end with a flush"
-        sys.exit(f"--vertical-sync does not go with {arguments.schedule}: {reason}")
+        reason = "its micro-batches already use the same weights in every stage" if name else "its steps end with a flush"
+        sys.exit(f"--vertical-sync cannot be combined with {arguments.schedule}: {reason}")
     if name is None:
         return None
     arguments.schedule = name
@@ -33,10 +33,10 @@ def updates_of(arguments):
 
 
 def refuse_without_flush(manifest, arguments):
-    """Refuses what does not go with weights that change while micro-batches are on their way, before anything starts."""
+    """Refuses options that schedules without a flush do not support, before anything starts."""
     name, count = arguments.schedule, len(manifest["stages"])
     if any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]):
-        sys.exit(f"archives cannot keep versions of their weights, as {name} does: --form python, or --schedule 1F1B")
+        sys.exit(f"archives cannot keep the weight versions that {name} needs: use --form python, or --schedule 1F1B")
     given = {
         "--check": arguments.check,
         "--host-trace": arguments.host_trace,
@@ -50,21 +50,22 @@ def refuse_without_flush(manifest, arguments):
     replicas = [int(part) for part in str(arguments.replicas).split(",")]
     replicas = replicas * count if len(replicas) == 1 else replicas
     if len(set(replicas)) > 1 and arguments.updates == VERTICAL_SYNC:
-        sys.exit(f"--vertical-sync does not go with --replicas {arguments.replicas}, under which stages have other updates: one number, or without it")
+        sys.exit(f"--vertical-sync cannot be combined with --replicas {arguments.replicas}, under which stages have different updates: use one number, or omit it")
     for tied in manifest["tied"]:
         stages, names = {holder["stage"] for holder in tied["holders"]}, sorted({f"`{holder['name']}`" for holder in tied["holders"]})
         if len(stages) > 1 and tied["requires_grad"]:
-            sys.exit(f"{' and '.join(names)} are one parameter of stages that {name} updates at different times: --schedule 1F1B")
-    # All that is on its way takes weights of this step and of the one before.
+            sys.exit(f"{' and '.join(names)} are one parameter of stages that {name} updates at different times: use --schedule 1F1B")
+    # All micro-batches in flight use weights of this step or of the previous one.
     pipelines = math.lcm(*replicas) if min(replicas) > 0 else 1
     most = max(own * (rounds - 1) for own, rounds in zip(replicas, rounds_of(replicas))) if len(replicas) == count else 0
     least = -(-most // pipelines)
     if name == "PipeDream-2BW" and arguments.micro_batches < least:
-        sys.exit(f"{name} with {count} stages takes {least} micro-batches a step or more, not {arguments.micro_batches}")
+        sys.exit(f"{name} with {count} stages needs at least {least} micro-batches per step, not {arguments.micro_batches}")
 
 
 def order_without_flush(ahead, count, every):
-    """Returns a rank's passes, as (is forward, micro-batch, is followed by an update): 1F1B that drains after `count`."""
+    """Returns a rank's passes, as (is forward, micro-batch, is followed by an update): 1F1B that drains after
+    `count`."""
     order = [(True, number, False) for number in range(min(ahead, count))]
     for number in range(count):
         if number + ahead < count:
@@ -74,21 +75,22 @@ def order_without_flush(ahead, count, every):
 
 
 class WithoutFlush:
-    """Runs steps one after the other without a flush: PipeDream and 2BW.
+    """Runs steps without a flush between them: PipeDream and 2BW.
 
-    PipeDream updates a stage after one micro-batch of each of its replicas, 2BW after those of a step. The pipeline drains where
-    something asks for weights of one moment: a checkpoint, a validation, the end. What torch's runtime keeps for each micro-batch of
-    a pipeline lies in as many slots as can be on their way.
+    PipeDream updates a stage after one micro-batch of each of its replicas, 2BW after those of a step. The pipeline
+    drains when consistent weights are needed: for a checkpoint, a validation, the end. State that torch's runtime keeps
+    per micro-batch is in slots, one per micro-batch that can be in flight.
 
-    Micro-batches are dealt to the replicas of each stage in turn, so a replica of few is in several pipelines. Its passes are counted
-    as it has them. Where stages have unequal replicas, an update is the mean of a stage's own micro-batches.
+    Micro-batches are dealt to the replicas of each stage in turn, so a replica of a stage with few is in several
+    pipelines. Its passes are counted in its own order. If stages have unequal replicas, an update is the mean over the
+    stage's own micro-batches.
     """
 
     def __init__(self, run):
         self.run, arguments, layout = run, run.arguments, run.layout
         self.place, self.replica, _ = layout.place(run.rank)
         self.ranks, self.count = len(layout.stages_of), layout.replicas[self.place]
-        self.total = arguments.micro_batches * layout.pipelines  # micro-batches of a step, of which this rank has its share
+        self.total = arguments.micro_batches * layout.pipelines  # micro-batches per step, over all replicas
         self.per_step = self.total // self.count
         self.is_each = arguments.updates != TWO_VERSIONS  # an update after each micro-batch
         self.every = 1 if self.is_each else self.per_step
@@ -100,11 +102,11 @@ class WithoutFlush:
         self.slots, self.stages = self.ahead + 3, {}
         self.most, self.staleness = 1, 0
         if run.task.clip:
-            sys.exit(f"`clip` of the task does not go with {arguments.schedule}, whose stages have no gradients of one moment: --schedule 1F1B")
+            sys.exit(f"`clip` of the task cannot be combined with {arguments.schedule}, whose stages never have all gradients at one time: use --schedule 1F1B")
         self.epoch_steps = agreed_length(run, run.batches.values(), f"{arguments.schedule} needs: --schedule 1F1B")
 
     def steps(self, first, last, tell):
-        """Trains the steps from `first` to before `last`, and drains; `tell` is told what is known of each."""
+        """Trains the steps from `first` to before `last`, and drains; `tell` is called with the statistics of each."""
         run, count = self.run, (last - first) * self.per_step
         self.first, self.tell, self.losses, self.loss = first, tell, {}, 0.0
         self.sent = {True: {}, False: {}}
@@ -116,7 +118,7 @@ class WithoutFlush:
             if not self.stages:
                 self.take(first)
                 self.stages = {number: self.made(pipeline) for number, pipeline in self.pipelines.items()}
-            for near in (at, at + 1):  # the next message arrives while this one is worked on
+            for near in (at, at + 1):  # the next message arrives during this pass
                 if near < len(order) and near not in awaited:
                     awaited[near] = self.receive(*order[near][:2])
             for work in awaited.pop(at):
@@ -144,7 +146,7 @@ class WithoutFlush:
         return self.pipelines[pipeline], self.stages[pipeline], count
 
     def take(self, step):
-        """Has the data of a step ready: passes ask for those of one step after the other."""
+        """Loads the data of a step: passes need those of one step after the other."""
         run, each = self.run, self.run.arguments.micro_batches
         for number, pipeline in self.pipelines.items():
             batches = run.batches.get(number)
@@ -176,13 +178,13 @@ class WithoutFlush:
         self.sent[True][number] = pipeline.start(stage.get_fwd_send_ops(slot), True)
 
     def parts(self):
-        """Returns the number of micro-batches that an update is the mean of, where it is the same in all stages."""
+        """Returns the number of micro-batches that an update averages over, if it is the same in all stages."""
         return self.total if not self.is_each else 1 if self.run.layout.is_unequal else self.run.layout.pipelines
 
     def backward(self, number, has_update):
         pipeline, stage, count = self.at(number)
         slot, loss, is_last = count % self.slots, self.losses.pop(number, None), stage.is_last
-        # Whoever sent this gradient has had the values, and whoever sent later values the gradient of so long ago.
+        # The sender of this gradient has received the values, and the sender of later values the earlier gradient.
         self.wait_sent(self.sent[True], number)
         self.wait_sent(self.sent[False], number - self.slots * self.run.layout.pipelines // self.count)
         step, own = divmod(number, self.per_step)
@@ -202,7 +204,7 @@ class WithoutFlush:
             self.loss = 0.0
 
     def update(self, step, ends_step):
-        """Steps this stage's optimizer by the gradients of a micro-batch, or of a step, of all its replicas."""
+        """Runs this stage's optimizer on the gradients of a micro-batch, or of a step, of all its replicas."""
         run, update = self.run, self.run.update
         if self.group:
             sum_over(self.group, [parameter for _, _, parameter in update.named])
@@ -225,23 +227,24 @@ class WithoutFlush:
             update.scheduler.step()
 
     def known(self):
-        """Returns what this rank knows of its last step; of all ranks nobody knows anything at one moment."""
+        """Returns this rank's statistics of its last step; there are no statistics of all ranks at one time."""
         BUSY.end_step()
         return {"lr": self.rate, "norm": None, "memory": memory_of(self.run.device)}
 
     def told(self):
-        """Says which versions the stages of the first pipeline held, and how stale their gradients were; all ranks call it."""
+        """Reports the versions that the stages of the first pipeline held, and the staleness of their gradients; all
+        ranks call it."""
         run = self.run
         found = torch.zeros(2 * self.ranks, dtype=torch.float64, device=run.device)
         found[self.place], found[self.ranks + self.place] = self.most, self.staleness
         dist.all_reduce(found, dist.ReduceOp.MAX)
         versions, missed = ([int(value) for value in found.tolist()[half * self.ranks :][: self.ranks]] for half in (0, 1))
         text = f"{run.arguments.schedule} ({run.arguments.updates}): stages held {listed(versions)} versions of their weights"
-        return f"{text}, gradients had missed {listed(missed)} updates"
+        return f"{text}, gradients were stale by {listed(missed)} updates"
 
 
 def agreed_length(run, batches, needs):
-    """Returns the batches of an epoch: those of the shortest loader. No step of all ranks could agree on them later."""
+    """Returns the batches of an epoch: those of the shortest loader. The ranks could not agree on them later."""
     lengths = [math.inf]
     for loader in (each.loader for each in batches if each.loader):
         try:
@@ -254,11 +257,11 @@ def agreed_length(run, batches, needs):
 
 
 def end_epoch(loader, epoch_steps):
-    """Begins the next epoch where this one has had as many batches as was agreed."""
+    """Starts the next epoch when this one has had the agreed number of batches."""
     if loader.taken >= epoch_steps:
         loader.begin(loader.epoch + 1)
     elif loader.has_ended:
-        sys.exit(f"loader() of the task gave {loader.taken} batches, its length says {epoch_steps:.0f}")
+        sys.exit(f"loader() of the task gave {loader.taken} batches, but its length is {epoch_steps:.0f}")
 
 
 def sum_over(group, parameters):

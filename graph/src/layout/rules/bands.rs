@@ -1,8 +1,8 @@
-//! Images in bands: what looks at rows around a row, and what looks at all of them.
+//! Images in bands: operators that read rows around a row, and those that read all rows.
 //!
-//! Convolutions, pools and resampling take windows of rows, of which some lie in others' bands; the image is filled beyond its own
-//! borders before they run, so that they pad no more along the dimension that lies in bands. Norms that average over positions do
-//! it over all bands. All that looks at each position alone follows its rule as for equal slices.
+//! Convolutions, pools and resampling read windows of rows, some of which are in others' bands; positions outside the
+//! image are filled before they run, so that they need no padding along the banded dimension. Norms that average over
+//! positions do so over all bands. Operators on each position by itself have the same rule as for equal slices.
 
 use operators::{Keeps, OperatorClass, ShapeRule, Split};
 
@@ -11,7 +11,7 @@ use crate::layout::{
     After, Bands, Edit, Resampling, Rows, Special, Stretch, Take, Value, Window, subject::Subject,
 };
 
-/// Returns what can lie in bands in an operator that has a rule of its own for it; `None` for all others.
+/// Returns the axes of an operator with a rule of its own for bands; `None` for all others.
 pub fn axes(subject: &Subject<'_>, row: &operators::Operator) -> Option<Option<Vec<Axis>>> {
     Some(match (row.split, row.shape) {
         (Split::Convolution, _) => convolution(subject),
@@ -37,7 +37,7 @@ pub fn axes(subject: &Subject<'_>, row: &operators::Operator) -> Option<Option<V
     })
 }
 
-/// Tells whether a stored tensor may be taken apart by rows on each device: a picture that is added, not a weight.
+/// Tells whether a stored tensor may be cut by rows on each device: an image that is added, not a weight.
 pub fn takes_stored(class: OperatorClass) -> bool {
     matches!(
         class,
@@ -45,7 +45,7 @@ pub fn takes_stored(class: OperatorClass) -> bool {
     )
 }
 
-/// The dimension of an image that bands divide; samples and channels come before it.
+/// The dimension of an image that bands divide; samples and channels precede it.
 fn along(subject: &Subject<'_>, rank: usize) -> Option<usize> {
     let dim = 2 + subject.look.images.as_ref()?.along;
     (dim < rank).then_some(dim)
@@ -56,13 +56,13 @@ fn banded(subject: &Subject<'_>, sizes: &[u64], dim: usize) -> Option<Bands> {
     bands.fits(subject.look.degree).then_some(bands)
 }
 
-/// A number of a list that has one for each dimension of an image.
+/// An item of a list with one number per dimension of an image.
 fn item(subject: &Subject<'_>, name: &str, rank: usize, dim: usize) -> Option<i64> {
     subject.call.sizes(name, rank - 2)?.get(dim - 2).copied()
 }
 
 impl Axis {
-    /// With another value of an item of an argument, of which the list says one for each dimension; the argument may be left out.
+    /// With another value of an item of an argument that has one number per dimension; the argument may be absent.
     fn setting(mut self, subject: &Subject<'_>, name: &str, item: Option<usize>, to: Value) -> Option<Self> {
         let argument = subject.argument(name)?;
         let about = &subject.operator.arguments[argument];
@@ -72,7 +72,7 @@ impl Axis {
         if let (Some(item), tracer::Operand::List(items) | tracer::Operand::Tuple(items)) =
             (item, &about.operand)
         {
-            // One number for all dimensions cannot be changed for one.
+            // A single number for all dimensions cannot be changed for one.
             if item >= items.len() || items.len() == 1 && subject.leaves[0].sizes.len() > 3 {
                 return None;
             }
@@ -101,7 +101,7 @@ fn convolution(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let number = |name| item(subject, name, rank, dim);
     let stride = u64::try_from(number("stride")?).ok()?;
     let extent = u64::try_from(number("dilation")?).ok()?.checked_mul(kernel[dim] - 1)? + 1;
-    // `same` and `valid` are words, which cannot be said of one dimension.
+    // `same` and `valid` apply to all dimensions and cannot be set for one.
     let window = Window { extent, stride, padding: number("padding")? };
     let is_transposed = subject.call.is_transposed();
     let take =
@@ -117,7 +117,7 @@ fn convolution(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(vec![axis])
 }
 
-/// Pools with windows. Maxima do not see what fills the image; means count it as torch does.
+/// Pools with windows. Maxima ignore the fill value; means count it as torch does.
 fn pool(subject: &Subject<'_>, row: &operators::Operator) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let (result, rank) = (subject.result()?, leaf.sizes.len());
@@ -154,12 +154,12 @@ fn pool(subject: &Subject<'_>, row: &operators::Operator) -> Option<Vec<Axis>> {
     Some(vec![if is_exact { axis } else { axis.then(After::Count { rows, counts_padding }) }])
 }
 
-/// Tells whether a pool, which reads its dimensions off its name, is given samples, too.
+/// Tells whether a pool, whose name tells its dimensions, has samples, too.
 fn has_samples(subject: &Subject<'_>, rank: usize) -> bool {
     subject.row.and_then(operators::Operator::image_dimensions).is_some_and(|own| own + 2 == rank)
 }
 
-/// Pools to a size: a mean of all rows is a sum of weighed means; windows where rows divide.
+/// Pools to a size: a mean of all rows is a sum of weighted means; windows if rows divide evenly.
 fn adaptive_pool(subject: &Subject<'_>, row: &operators::Operator) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let (result, rank) = (subject.result()?, leaf.sizes.len());
@@ -185,7 +185,7 @@ fn adaptive_pool(subject: &Subject<'_>, row: &operators::Operator) -> Option<Vec
     Some(vec![divided(subject, axis, "output_size", dim, rank)?])
 }
 
-/// With a size of the results that counts what one device has.
+/// With the size of the results on one device.
 fn divided(subject: &Subject<'_>, axis: Axis, name: &str, dim: usize, rank: usize) -> Option<Axis> {
     let argument = subject.argument(name)?;
     match &subject.operator.arguments[argument].operand {
@@ -196,7 +196,7 @@ fn divided(subject: &Subject<'_>, axis: Axis, name: &str, dim: usize, rank: usiz
     }
 }
 
-/// Resampling: rows are resampled where they are exchanged, and the operator does the other dimensions.
+/// Resampling: rows are resampled in the exchange, the operator resamples the other dimensions.
 fn resampling(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let (result, rank) = (subject.result()?, leaf.sizes.len());
@@ -239,7 +239,7 @@ fn resampling(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         }
     };
     if leaf.sizes[dim] == 1 {
-        // One row is every row's.
+        // A single row broadcasts to every row.
         let axis = Axis::new(vec![Side::Partial], Side::Cut(dim, 1));
         return Some(vec![with_sizes(axis).filter(|_| by_size)?]);
     }
@@ -250,7 +250,7 @@ fn resampling(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(vec![with_sizes(Axis::new(vec![Side::Rows(rows)], Side::Cut(dim, 1)))?])
 }
 
-/// Operators that treat all positions of an image alike: any dimension behind samples and channels.
+/// Operators that treat all positions of an image equally: any dimension after samples and channels.
 fn positions(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;
@@ -262,7 +262,7 @@ fn positions(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// Norms of channels: averages are those of all bands.
+/// Norms of channels: averages are over all bands.
 fn norm(subject: &Subject<'_>, groups: Option<u64>) -> Option<Vec<Axis>> {
     let input = subject.leaf("input")?;
     let sizes = &subject.leaves[input].sizes;

@@ -1,4 +1,4 @@
-//! One result for each element, with broadcasting; reductions, which leave dimensions alone.
+//! Elementwise operators, with broadcasting; reductions, which keep other dimensions.
 
 use operators::Split;
 
@@ -9,7 +9,7 @@ use crate::layout::{
     subject::Subject,
 };
 
-/// The side of an operand where a dimension of the results is cut: cut, too, or broadcast along it.
+/// The side of an operand if a dimension of the results is cut: cut, too, or broadcast along it.
 pub fn broadcast(sizes: &[u64], result: &[u64], dim: usize, blocks: u64) -> Option<Side> {
     let Some(own) = (dim + sizes.len()).checked_sub(result.len()) else { return Some(Side::Partial) };
     match sizes[own] {
@@ -29,7 +29,7 @@ pub fn any(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// `add`, `sub`: terms of two sums are terms of theirs. A number would be added by each device.
+/// `add`, `sub`: terms of two sums add up to terms of their sum. A number would be added by each device.
 pub fn additive(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let mut all = any(subject)?;
     if subject.leaves.len() == 2 && subject.leaf("self").is_some() && subject.leaf("other").is_some() {
@@ -47,14 +47,14 @@ pub fn scaling(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }
     match subject.leaves.len() {
         1 => all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms()),
-        // A product of a term is a term of the product, as large as the whole; of the other factor's gradient, too.
+        // A product with a term is a term of the product, as large as the whole; so is the other factor's gradient.
         2 => all.push(Axis::new(vec![Side::Sum, Side::Partial], Side::Sum).on_terms()),
         _ => {}
     }
     Some(all)
 }
 
-/// `clone`, `contiguous`, `to`, …: elements stay what they are. A second tensor only says which type.
+/// `clone`, `contiguous`, `to`, …: elements do not change. A second tensor only gives the type.
 pub fn through(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let result = subject.result()?;
     let rest = subject.leaves.len() - 1;
@@ -80,13 +80,13 @@ pub fn dropout(subject: &Subject<'_>) -> Option<Vec<Axis>> {
             }
         }
     } else if subject.leaves.len() == 1 {
-        // It does nothing, so that sums wait behind it.
+        // Without dropout it is the identity, and sums may pass through.
         all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms());
     }
     Some(all)
 }
 
-/// `softmax`, `cumsum`, `gather`, …: all but one dimension, in which operands and results may differ.
+/// `softmax`, `cumsum`, `gather`, …: all dimensions but one, in which operands and results may differ.
 pub fn other_dims(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let result = subject.result()?;
     let along = subject.dim("dim", result.len())?;
@@ -123,7 +123,7 @@ pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let keeps = subject.call.flag("keepdim").unwrap_or(false);
     let split = subject.row.map(|row| row.split);
     let is_sum = split == Some(Split::Sum);
-    // Bands may be uneven, so each weighs its mean.
+    // Bands may be uneven, so each device weights its mean.
     let is_mean = subject.look.images.is_some() && split == Some(Split::Mean);
     if result.len() != leaf.sizes.len() - if keeps { 0 } else { gone.len() } {
         return None;

@@ -1,7 +1,7 @@
-//! Work that the first device does alone: the others have no rows, and run the same operators on none.
+//! Work of the first device only: the others have no rows, and run the same operators on none.
 //!
-//! So it is of operators that compute each row by itself, as an axis along their first dimension says. Weights lie on the first
-//! device, too, or are whole.
+//! This applies to operators that compute each row independently, as shown by an axis along their first dimension.
+//! Weights are on the first device, too, or whole.
 
 use operators::{OperatorClass, Split};
 use tracer::{Constant, Operand, Role};
@@ -12,9 +12,9 @@ use crate::layout::{
     subject::Subject,
 };
 
-/// Returns the ways of an operator to be computed on the first device.
+/// Returns the strategies in which the first device computes an operator.
 pub fn strategies(subject: &Subject<'_>, axes: Vec<Axis>) -> Vec<Strategy> {
-    // Of others it is not known that they take tensors without rows; the gradient of `pixel_shuffle` does not.
+    // Other operators may not support tensors without rows; the gradient of `pixel_shuffle` does not.
     let is_known = subject.row.is_some_and(|row| {
         (row.split != Split::Samples || row.class == OperatorClass::Pool)
             && matches!(
@@ -80,12 +80,12 @@ fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
         edits,
         after: None,
         special,
-        // One device does all of it, as it would without the others.
+        // One device does all of it, as without sharing.
         is_split: false,
     })
 }
 
-/// Says a size that the number of elements would say: of none it cannot be told.
+/// Fixes a size that is otherwise derived from the number of elements: with none it cannot be derived.
 fn known_sizes(subject: &Subject<'_>) -> Option<Vec<Edit>> {
     let result = subject.result()?;
     let named = ["size", "shape"].into_iter().find_map(|name| subject.argument(name));

@@ -1,8 +1,8 @@
 //! The ways to cut an operator: one rule for each [`operators::Split`].
 //!
-//! A rule lists axes. An axis says which dimension of each operand and of the results is cut together, or that results are
-//! terms of a sum; where an operand has no such dimension, it is taken whole, and each device does a part with it. That a rule
-//! holds is arithmetic over the real numbers; `tests/oracle/layouts.py` tries each against torch.
+//! A rule lists axes. An axis says which dimensions of the operands and the results are cut together, or that results
+//! are terms of a sum; an operand without such a dimension is whole, and each device does a part with it. Rules are
+//! arithmetic over the real numbers; `tests/oracle/layouts.py` tries each against torch.
 
 mod bands;
 mod elementwise;
@@ -23,17 +23,17 @@ use super::{
 /// The layout of an operand, or of the results, along one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// Cut along a dimension, in blocks; where images lie in bands, in bands.
+    /// Cut along a dimension, in blocks; in bands if images are.
     Cut(usize, u64),
     /// Whole, and each device does a part with it.
     Partial,
-    /// Whole, and all do the same with it.
+    /// Whole, and all devices do the same with it.
     Whole,
     /// A term of a sum.
     Sum,
-    /// Rows of the own band and of others'.
+    /// Rows of the device's own band, and a halo.
     Rows(Rows),
-    /// Whatever it is.
+    /// Any layout.
     Any,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Axis {
     pub edits: Vec<Edit>,
     pub after: Option<After>,
     pub special: Option<Special>,
-    /// False where each device does all of the work, on a term.
+    /// False if each device does all of the work, on a term.
     pub is_split: bool,
 }
 
@@ -54,19 +54,19 @@ impl Axis {
         Self { leaves, gives, edits: Vec::new(), after: None, special: None, is_split: true }
     }
 
-    /// With a number of an argument that counts what one device has.
+    /// With a number of an argument that must be the size of a part.
     pub fn dividing(mut self, argument: Option<usize>, item: Option<usize>) -> Self {
         self.edits.extend(argument.map(|argument| Edit::Divide { argument, item }));
         self
     }
 
-    /// On terms, of which each device has one as large as the whole.
+    /// On terms, each of which is as large as the whole.
     pub fn on_terms(self) -> Self {
         Self { is_split: false, ..self }
     }
 }
 
-/// Returns all ways to share out an operator's work; the first is that each device does all of it.
+/// Returns all strategies of an operator; in the first, each device does all of the work.
 pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
     let whole = Strategy { needs: vec![Need::Whole; subject.leaves.len()], ..Strategy::default() };
     let mut all = vec![whole];
@@ -96,8 +96,8 @@ pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
     all
 }
 
-/// Returns the ways to work on the rows of the device's own experts: those of grouped products, and of all that cuts rows evenly
-/// and computes each of them by itself, so that it does not matter how many a device has.
+/// Returns the strategies on the rows of the device's own experts: those of grouped products, and of operators that cut
+/// rows evenly and compute each independently, so that the number of rows on a device does not matter.
 fn by_expert(subject: &Subject<'_>, routed: Routed, rows: u64) -> Vec<Strategy> {
     let layout = Layout::Routed(routed);
     if routed_by(subject) == Some((routed, rows)) {
@@ -137,17 +137,17 @@ fn by_expert(subject: &Subject<'_>, routed: Routed, rows: u64) -> Vec<Strategy> 
     axes(subject).into_iter().filter(is_of_rows).map(made).collect()
 }
 
-/// Tells whether an operator multiplies runs of rows with a matrix each.
+/// Tells whether an operator multiplies each run of rows with its own matrix.
 pub(crate) fn is_grouped(subject: &Subject<'_>) -> bool {
     subject.row.is_some_and(|row| row.split == Split::GroupedProduct)
 }
 
-/// Returns how a grouped product routes rows to experts, and how many rows, where devices could have equal numbers of both.
+/// Returns how a grouped product routes rows to experts, and the number of rows, if both can be divided evenly.
 pub(crate) fn routed_by(subject: &Subject<'_>) -> Option<(Routed, u64)> {
     if is_grouped(subject) { products::routed(subject) } else { None }
 }
 
-/// Returns the values that lie as rows of experts because others of the operator's do.
+/// Returns the values that are rows of experts because other values of the operator are.
 pub(crate) fn routed_of(subject: &Subject<'_>, routed: Routed, rows: u64) -> Vec<ValueId> {
     let mut found = Vec::new();
     if subject.row.is_none() || subject.leaves.is_empty() {
@@ -164,7 +164,7 @@ pub(crate) fn routed_of(subject: &Subject<'_>, routed: Routed, rows: u64) -> Vec
     found
 }
 
-/// Tells whether an axis is of rows of an image.
+/// Tells whether an axis cuts rows of an image.
 fn is_of_rows(subject: &Subject<'_>, axis: &Axis) -> bool {
     cut_by(subject, axis).into_iter().any(|(value, dim)| subject.look.has_rows(value, dim))
 }
@@ -185,7 +185,7 @@ fn cut_by(subject: &Subject<'_>, axis: &Axis) -> Vec<(ValueId, usize)> {
     leaves.chain(subject.operator.outputs.iter().filter_map(result)).collect()
 }
 
-/// Returns dimensions along which rows lie because they do in another operand, or in a result.
+/// Returns dimensions that hold rows because they do in another operand, or in a result.
 pub(crate) fn rows_of(subject: &Subject<'_>) -> Vec<(ValueId, usize)> {
     if subject.row.is_none() || subject.leaves.is_empty() {
         return Vec::new();
@@ -194,7 +194,7 @@ pub(crate) fn rows_of(subject: &Subject<'_>) -> Vec<(ValueId, usize)> {
     found.flat_map(|axis| cut_by(subject, &axis)).collect()
 }
 
-/// Returns numbers of blocks in which an operator takes a dimension apart.
+/// Returns numbers of blocks into which an operator splits a dimension.
 pub(crate) fn blocks_of(subject: &Subject<'_>) -> Vec<u64> {
     match subject.row.map(|row| row.split) {
         Some(Split::Parts) => views::parts(subject).map(|(_, parts)| vec![parts]).unwrap_or_default(),
@@ -253,7 +253,7 @@ fn axes(subject: &Subject<'_>) -> Vec<Axis> {
     found.unwrap_or_default()
 }
 
-/// Makes a strategy of an axis, where all that is cut can be cut.
+/// Makes a strategy of an axis, if everything that is cut can be cut.
 fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
     let degree = subject.look.degree;
     let in_bands = subject.look.images.is_some();
@@ -265,7 +265,7 @@ fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
         let bands = Bands { dim, size: *sizes.get(dim)? };
         (blocks == 1 && bands.fits(degree)).then_some(Layout::Bands(bands))
     };
-    // Rows that become more or fewer stay those of the same device only where they divide.
+    // If the number of rows changes, rows stay on the same device only if both numbers divide evenly.
     let mut sizes_in_bands = Vec::new();
     let mut needs = Vec::with_capacity(axis.leaves.len());
     for (leaf, side) in subject.leaves.iter().zip(&axis.leaves) {
@@ -310,7 +310,7 @@ fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
     if in_bands && !is_same && !takes_rows && !sizes_in_bands.iter().all(|size| size.is_multiple_of(degree)) {
         return None;
     }
-    // What an argument does not say cannot be changed in it.
+    // An absent argument cannot be changed.
     let is_said = |edit: &Edit| match edit {
         Edit::Divide { argument, .. } => subject.operator.arguments[*argument].is_given,
         Edit::Set { .. } | Edit::Multiply => true,
@@ -328,7 +328,7 @@ fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
     })
 }
 
-/// Calls with each dimension and number of blocks that can be cut, and collects what comes.
+/// Calls `f` with each dimension and number of blocks that can be cut, and collects the results.
 pub(crate) fn each_cut(
     subject: &Subject<'_>,
     sizes: &[u64],

@@ -1,9 +1,9 @@
-//! Norms, pools, resampling, recurrent layers, losses: what looks at samples, channels or positions one by one.
+//! Norms, pools, resampling, recurrent layers, losses: operators on samples, channels or positions one by one.
 
 use super::{Axis, Side, each_cut};
 use crate::layout::{strategy::Special, subject::Subject};
 
-/// `layer_norm`, `rms_norm`: all in front of what is normalised together.
+/// `layer_norm`, `rms_norm`: all dimensions before the normalised ones.
 pub fn layer(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let input = subject.leaf("input")?;
     let sizes = subject.leaves[input].sizes.clone();
@@ -15,7 +15,7 @@ pub fn layer(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// The side of each operand where a dimension of `input` is cut: operands by channel have one dimension.
+/// The side of each operand if a dimension of `input` is cut: operands per channel have one dimension.
 fn along_channels(subject: &Subject<'_>, input: usize, dim: usize, blocks: u64) -> Axis {
     let side = |at: usize| match dim {
         _ if at == input => Side::Cut(dim, blocks),
@@ -25,7 +25,7 @@ fn along_channels(subject: &Subject<'_>, input: usize, dim: usize, blocks: u64) 
     Axis::new((0..subject.leaves.len()).map(side).collect(), Side::Cut(dim, blocks))
 }
 
-/// `batch_norm`: channels with all that belongs to them; with given statistics each element is on its own.
+/// `batch_norm`: channels with all per-channel operands; with given statistics, any dimension.
 pub fn batch(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let input = subject.leaf("input")?;
     let sizes = subject.leaves[input].sizes.clone();
@@ -53,7 +53,7 @@ pub fn group(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// Pools, resampling and what is like them: samples; channels where each is on its own.
+/// Pools, resampling and similar operators: samples; channels if each is independent.
 pub fn samples(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;
@@ -72,12 +72,12 @@ pub fn samples(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// `cross_entropy` of classes by their numbers: classes. The largest, the sum and the target's own are brought together, so the loss
-/// is whole on each device, and each has its part of the gradient.
+/// `cross_entropy` of classes by index: classes. The largest score, the sum and the target's own are exchanged, so the
+/// loss is whole on each device, and each has its part of the gradient.
 pub fn cross_entropy(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let (scores, target) = (subject.leaf("self")?, subject.leaf("target")?);
     let (sizes, of_target) = (&subject.leaves[scores].sizes, &subject.leaves[target].sizes);
-    // Weights of classes, and targets that are shares of them, are rare.
+    // Weights of classes, and targets as probabilities, are rare.
     let is_plain = subject.leaves.len() == 2 && of_target.len() + 1 == sizes.len();
     if !is_plain || subject.call.float("label_smoothing").is_some_and(|share| share != 0.0) {
         return None;
@@ -87,7 +87,7 @@ pub fn cross_entropy(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(vec![Axis { special: Some(Special::CrossEntropy), ..Axis::new(leaves, Side::Whole) }])
 }
 
-/// `lstm` and its kin: samples. States have them behind layers.
+/// `lstm` and similar: samples. In states they come after layers.
 pub fn recurrent(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let input = subject.leaf("input")?;
     if subject.leaves[input].sizes.len() != 3 || subject.outputs.len() < 2 || subject.leaf("data").is_some() {
@@ -95,7 +95,7 @@ pub fn recurrent(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }
     let is_drawing = subject.call.float("dropout")? != 0.0 && subject.call.flag("train") != Some(false);
     let is_first = subject.call.flag("batch_first")?;
-    // Output and states have their samples in different places: one layout for all results does not say it.
+    // Output and states have their samples in different dimensions: one layout for all results cannot express that.
     if is_drawing || is_first {
         return None;
     }

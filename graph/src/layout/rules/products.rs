@@ -1,4 +1,4 @@
-//! Products: where terms of sums come from.
+//! Matrix products: the origin of terms of sums.
 
 use super::{Axis, Side, each_cut, elementwise::broadcast};
 use crate::layout::{
@@ -7,7 +7,7 @@ use crate::layout::{
     subject::Subject,
 };
 
-/// Makes an axis of the sides of `input` and `weight`; a bias follows the weight.
+/// Makes an axis from the sides of `input` and `weight`; a bias follows the weight.
 fn weighted(subject: &Subject<'_>, [input, weight, bias]: [Side; 3], gives: Side) -> Axis {
     let (at_input, at_weight) = (subject.leaf("input"), subject.leaf("weight"));
     let side = |at| match Some(at) {
@@ -42,7 +42,7 @@ pub fn linear(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// `matmul`, `mm`, `bmm`: the two leaves from `first` on; broadcast in front.
+/// `matmul`, `mm`, `bmm`: the two leaves from `first` on; leading dimensions broadcast.
 pub fn matmul(subject: &Subject<'_>, first: usize) -> Option<Vec<Axis>> {
     let (left, right) = (subject.leaves.get(first)?, subject.leaves.get(first + 1)?);
     let result = subject.result()?;
@@ -67,7 +67,7 @@ pub fn matmul(subject: &Subject<'_>, first: usize) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// `addmm`, `baddbmm`: the same, and a summand, which terms of a sum take once.
+/// `addmm`, `baddbmm`: the same, with a summand, which is added in one term only.
 pub fn added(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let summand = subject.leaf("self")?;
     let result = subject.result()?;
@@ -93,7 +93,7 @@ pub fn added(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(matmul(&rest, 0)?.into_iter().filter_map(made).collect())
 }
 
-/// `_grouped_mm`: each run of rows with a matrix of its own, as those of experts have: output features, and input features, over which
+/// `_grouped_mm`: each run of rows with its own matrix, as for experts: output features, and input features, over which
 /// terms are summed.
 pub fn grouped(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [input, table, _] = grouped_leaves(subject)?;
@@ -112,7 +112,8 @@ pub fn grouped(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// The rows and matrices of a grouped product, and where each matrix's rows end; a bias and another data type are not cut.
+/// The rows and matrices of a grouped product, and the ends of the runs; calls with a bias or another data type are not
+/// cut.
 fn grouped_leaves(subject: &Subject<'_>) -> Option<[usize; 3]> {
     let leaves = [subject.leaf("self")?, subject.leaf("mat2")?, subject.leaf("offs")?];
     let ranks = leaves.map(|at| subject.leaves[at].sizes.len());
@@ -120,7 +121,7 @@ fn grouped_leaves(subject: &Subject<'_>) -> Option<[usize; 3]> {
     (ranks == [2, 3, 1] && subject.leaves.len() == 3 && is_plain).then_some(leaves)
 }
 
-/// Returns how a grouped product routes rows to experts, and how many rows there are.
+/// Returns how a grouped product routes rows to experts, and the number of rows.
 pub fn routed(subject: &Subject<'_>) -> Option<(Routed, u64)> {
     let [input, table, offsets] = grouped_leaves(subject)?;
     let (rows, experts) = (subject.leaves[input].sizes[0], subject.leaves[table].sizes[0]);
@@ -145,8 +146,8 @@ pub fn by_expert(subject: &Subject<'_>, layout: Layout) -> Option<Strategy> {
     })
 }
 
-/// Attention: what stands in front of positions, and positions of the query. Where a position looks at none behind it, devices look at
-/// keys up to their own last one, so the last device does the most.
+/// Attention: dimensions before positions, and positions of the query. With causal attention a device's keys end at its
+/// own last position, so the last device does the most.
 pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let (query, key, value) = (subject.leaf("query")?, subject.leaf("key")?, subject.leaf("value")?);
     let mask = subject.leaf("attn_mask");
@@ -159,7 +160,7 @@ pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }
     let is_grouped = subject.call.flag("enable_gqa").unwrap_or(false);
     let is_causal = subject.call.flag("is_causal") != Some(false);
-    // The same positions on both sides, and no mask that says otherwise.
+    // Equal positions on both sides, and no mask.
     let looks_back = subject.call.flag("is_causal") == Some(true)
         && mask.is_none()
         && sizes(key)[rank - 2] == result[rank - 2]

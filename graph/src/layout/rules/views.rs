@@ -1,17 +1,17 @@
-//! Other shapes of the same elements; joining and taking apart; sizes.
+//! Views with other shapes; concatenation and splits; sizes.
 
 use tracer::{Constant, Operand};
 
 use super::{Axis, Side, each_cut, elementwise::broadcast};
 use crate::layout::subject::Subject;
 
-/// One run of dimensions that lie together on both sides of a reshape.
+/// A run of dimensions on each side of a reshape with the same elements.
 struct Run {
     before: std::ops::Range<usize>,
     after: std::ops::Range<usize>,
 }
 
-/// Pairs runs of dimensions whose products agree.
+/// Pairs runs of dimensions whose products are equal.
 fn runs(before: &[u64], after: &[u64]) -> Option<Vec<Run>> {
     let mut all = Vec::new();
     let (mut i, mut j) = (0, 0);
@@ -34,9 +34,9 @@ fn runs(before: &[u64], after: &[u64]) -> Option<Vec<Run>> {
     Some(all)
 }
 
-/// Returns where the same elements are cut in `to`, dimensions of one run, when they are cut along `dim` of `from`, in blocks.
+/// Returns how the dimensions `to` of a run are cut if `from` is cut along `dim`, in blocks.
 fn carried(from: &[u64], to: &[u64], dim: usize, blocks: u64, degree: u64) -> Option<(usize, u64)> {
-    // Elements stand in `outer` blocks one behind the other, of which each device takes an equal part.
+    // Elements are in `outer` consecutive blocks, of each of which a device takes an equal part.
     let outer = from[..dim].iter().product::<u64>().checked_mul(blocks)?;
     let mut in_front = 1;
     for (at, size) in to.iter().enumerate() {
@@ -80,20 +80,20 @@ pub fn reshape(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     )
 }
 
-/// Divides the number that says how large a dimension of the result is.
+/// Divides the number that gives the size of a dimension of the result.
 fn sized(subject: &Subject<'_>, axis: Axis, after: usize, rank: usize) -> Option<Axis> {
     let (argument, first) =
         match (subject.argument("size"), subject.argument("shape"), subject.argument("sizes")) {
             (Some(size), ..) => (size, 0),
             (None, Some(shape), _) => (shape, 0),
-            // `unflatten` names the parts of one dimension.
+            // `unflatten` lists the parts of one dimension.
             (None, None, Some(sizes)) => (sizes, subject.dim("dim", rank)?),
             _ => return Some(axis),
         };
     let name = subject.operator.arguments[argument].name.clone();
     let numbers = subject.call.ints(&name)?;
     let Some(item) = after.checked_sub(first).filter(|item| *item < numbers.len()) else { return Some(axis) };
-    // A list that is made elsewhere has no items to change here.
+    // A list made by another operator has no items to change here.
     let is_list =
         matches!(subject.operator.arguments[argument].operand, Operand::List(_) | Operand::Tuple(_));
     match numbers[item] {
@@ -103,15 +103,15 @@ fn sized(subject: &Subject<'_>, axis: Axis, after: usize, rank: usize) -> Option
     }
 }
 
-/// Terms of a sum are looked at in another way as the sum is.
+/// A view of terms of a sum gives terms of the sum's view.
 fn on_terms(subject: &Subject<'_>) -> Option<Axis> {
     let mut leaves = vec![Side::Any; subject.leaves.len()];
     *leaves.first_mut()? = Side::Sum;
     Some(Axis::new(leaves, Side::Sum).on_terms())
 }
 
-/// Returns in how many blocks a dimension lies that is taken apart into two or more, of which not the first is the one that
-/// devices would share: three for queries, keys and values.
+/// Returns the number of blocks of a dimension that is split into two or more, if another than the first would be cut:
+/// three for queries, keys and values.
 pub fn packed(subject: &Subject<'_>) -> Vec<u64> {
     let found = || {
         let result = subject.result()?;
@@ -133,7 +133,7 @@ pub fn permute(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     match pair {
         Some((a, b)) => order.swap(subject.dim(a, rank)?, subject.dim(b, rank)?),
         None if subject.argument("dims").is_some() => order = subject.call.dims("dims", rank).ok()?,
-        // Without arguments the last two change places.
+        // Without arguments the last two are exchanged.
         None => order.swap(rank.checked_sub(2)?, rank - 1),
     }
     let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
@@ -165,11 +165,11 @@ pub fn expand(subject: &Subject<'_>) -> Option<Vec<Axis>> {
 pub fn squeeze(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;
-    // Only dimensions of one come and go, so the others keep their order.
+    // Only dimensions of size one are added or removed, so the others keep their order.
     let large = |sizes: &[u64]| -> Vec<usize> { (0..sizes.len()).filter(|dim| sizes[*dim] != 1).collect() };
     let (before, after) = (large(&leaf.sizes), large(result));
     let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
-        // A part of one would be squeezed away.
+        // A part of size one would be squeezed away.
         if leaf.sizes[dim] == subject.look.degree && result.len() <= leaf.sizes.len() {
             return None;
         }
@@ -180,7 +180,7 @@ pub fn squeeze(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// `slice`, `narrow`: dimensions that stay as they are.
+/// `slice`, `narrow`: unchanged dimensions.
 pub fn slice(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;
@@ -188,7 +188,7 @@ pub fn slice(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
         (dim != along).then_some(Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks)))
     });
-    // All of a dimension, from its start to a number that is as large or larger.
+    // The whole dimension, from its start to a number that is at least its size.
     let is_all = leaf.sizes == result && subject.call.int("step") == Some(1);
     if is_all {
         all.extend(each_cut(subject, &leaf.sizes, |dim, blocks| {
@@ -199,7 +199,7 @@ pub fn slice(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// `select`, `unbind`: dimensions that stay.
+/// `select`, `unbind`: the remaining dimensions.
 pub fn select(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     subject.result()?;
@@ -212,7 +212,7 @@ pub fn select(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// Returns the dimension that is taken apart, and into how many equal parts.
+/// Returns the dimension that is split, and the number of equal parts.
 pub fn parts(subject: &Subject<'_>) -> Option<(usize, u64)> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let dim = subject.dim("dim", leaf.sizes.len())?;
@@ -232,7 +232,7 @@ pub fn parts(subject: &Subject<'_>) -> Option<(usize, u64)> {
     (count > 1 && size.is_multiple_of(count)).then_some((dim, count))
 }
 
-/// `chunk`, `split`: other dimensions; where parts are equal, each is cut.
+/// `chunk`, `split`: other dimensions; if parts are equal, each of them is cut.
 pub fn taken_apart(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let along = subject.dim("dim", leaf.sizes.len())?;
@@ -263,7 +263,7 @@ pub fn taken_apart(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// `cat`: all but the dimension along which it joins.
+/// `cat`: all dimensions but the concatenated one.
 pub fn cat(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let result = subject.result()?;
     let along = subject.dim("dim", result.len())?;
@@ -278,12 +278,12 @@ pub fn cat(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// `index` by one tensor of positions: positions, and dimensions that they do not stand for.
+/// `index` by one tensor of positions: its dimensions, and the dimensions that are not indexed.
 pub fn index(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let input = subject.leaf("self")?;
     let argument = subject.argument("indices")?;
     let Operand::List(items) = &subject.operator.arguments[argument].operand else { return None };
-    // Others would be dimensions that are taken whole.
+    // Other items would be whole dimensions.
     let is_left_out = |item: &Operand| matches!(item, Operand::Constant(Constant::None));
     let [at] = (0..items.len()).filter(|item| !is_left_out(&items[*item])).collect::<Vec<_>>()[..] else {
         return None;
@@ -294,7 +294,7 @@ pub fn index(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }
     let (sizes, own) = (&subject.leaves[0].sizes, positions.sizes.len());
     let result = subject.result()?;
-    // Truth values choose some of the rows, and nobody knows how many.
+    // Booleans select rows in an unknown number.
     let made = [&sizes[..at], &positions.sizes[..], sizes.get(at + 1..)?].concat();
     if result != made || subject.is_mask(positions.source) {
         return None;
@@ -333,7 +333,7 @@ pub fn items(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// `size`: of a dimension that is cut, the number is multiplied.
+/// `size`: the size of a cut dimension is multiplied.
 pub fn size(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     // Reading all sizes at once would give a list with one wrong item.
@@ -349,7 +349,7 @@ pub fn size(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// `repeat`: dimensions that are there once.
+/// `repeat`: dimensions that are repeated once.
 pub fn repeat(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;
@@ -361,7 +361,7 @@ pub fn repeat(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// `repeat_interleave` by one number: repeats stand beside what they repeat, and are cut with it.
+/// `repeat_interleave` by one number: repeats are next to their original, and are cut with it.
 pub fn interleave(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;
@@ -374,7 +374,7 @@ pub fn interleave(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// `pad`: dimensions that it leaves alone.
+/// `pad`: dimensions without padding.
 pub fn pad(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let result = subject.result()?;

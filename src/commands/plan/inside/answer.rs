@@ -1,4 +1,4 @@
-//! Prints how operators are split: one line for those in a row that are split alike.
+//! Prints how operators are split: one line per run of operators with equal splits.
 
 use partitioner::inside::{Degrees, Limits, Space, Split, Walked};
 use schema::{Bytes, InsideAnswer, OperatorSplit, PlanAnswer, Seconds, StageAnswer, TimesFrom};
@@ -13,7 +13,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// What was found.
+/// The result of a search.
 pub struct Inside<'a> {
     pub method: Method,
     pub workspace: &'a Workspace,
@@ -21,7 +21,7 @@ pub struct Inside<'a> {
     pub space: &'a Space,
     pub limits: Limits,
     pub found: &'a Split,
-    /// What random changes led to, where they were made.
+    /// The result of the random search, if there was one.
     pub walked: Option<&'a Walked>,
     /// Data parallelism.
     pub even: &'a [usize],
@@ -100,8 +100,7 @@ impl Inside<'_> {
             inside: Some(InsideAnswer {
                 operators,
                 random_gain: self.walked.map(|walked| self.found.step / walked.step - 1.0),
-                not_carried_out:
-                    "no stages are written of operators that are split; train.py does not run it".into(),
+                not_carried_out: "no stages can be written of split operators; train.py cannot run it".into(),
             }),
             ..PlanAnswer::default()
         }
@@ -131,7 +130,7 @@ fn text(answer: &PlanAnswer) -> String {
     });
     let times = answer.times.as_ref().map(|times| format!("times: {times}\n")).unwrap_or_default();
     format!(
-        "{}: {} a step of the model's inputs on {} devices, {proof}\nstrategy {}; {even}\n{random}{} of compute and exchanges it \
+        "{}: {} per step of the model's inputs on {} devices, {proof}\nstrategy {}; {even}\n{random}{} of compute and exchanges it \
          waits for, {} of gradient sync beside it; {} of {} on a device, the loss not counted\n{times}\n{}\n\nnot carried out: {}\n",
         answer.model,
         Seconds(step),

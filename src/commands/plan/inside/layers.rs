@@ -1,4 +1,4 @@
-//! A graph's operators as layers that can be split. Whatever no rule here knows is split by samples alone, or not at all.
+//! A graph's operators as layers that can be split. Operators without a rule here are split by samples, or not at all.
 
 use graph::{
     Constant, ModelGraph, Operand, Operator, OperatorClass, OperatorCosts, OperatorId, TensorFact, ValueId,
@@ -6,27 +6,27 @@ use graph::{
 use operators::Kernel;
 use partitioner::inside::{Layer, Need, Read};
 
-/// The part of each dimension that a layer has itself.
+/// An operand is needed in the same parts as the result.
 const SAME: [Need; 4] = [Need::SAME; 4];
-/// The own samples, and all of them.
+/// The part of the samples, and everything of the other dimensions.
 const SAMPLES: [Need; 4] = [Need::SAME, Need::All, Need::All, Need::All];
 
 /// The operators of a graph that make tensors, as layers.
 pub struct Layers {
     /// The layers.
     pub layers: Vec<Layer>,
-    /// Which operator each is.
+    /// The operator of each layer.
     pub operators: Vec<OperatorId>,
 }
 
 impl Layers {
-    /// Looks at every operator of a graph.
+    /// Makes the layers of a graph's operators.
     pub fn of(graph: &ModelGraph, costs: &OperatorCosts) -> Self {
         let mut this = Self { layers: Vec::new(), operators: Vec::new() };
         let mut made_by: Vec<Option<usize>> = vec![None; graph.values.len()];
         for operator in &graph.operators {
             let tensors = operator.outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
-            // Single numbers travel along: a batch norm counts its batches.
+            // Single numbers are transferred with the layer: a batch norm counts its batches.
             let is_number = |fact: &TensorFact| fact.shape.as_ref().is_some_and(|shape| shape.is_empty());
             let is_idle = operator.class == OperatorClass::Plumbing || tensors.clone().all(is_number);
             let Some(result) = tensors.clone().next().filter(|_| !is_idle) else { continue };
@@ -45,7 +45,7 @@ impl Layers {
     }
 }
 
-/// An operator, and what is known before it.
+/// An operator, and the tensors known before it.
 struct Look<'a> {
     graph: &'a ModelGraph,
     operator: &'a Operator,
@@ -54,10 +54,10 @@ struct Look<'a> {
     result: &'a TensorFact,
 }
 
-/// What is read of an operand for a part of the result.
+/// The part of an operand that a part of the result needs.
 type Needs<'a> = Box<dyn Fn(&TensorFact) -> [Need; 4] + 'a>;
 
-/// How an operator may be split, and what it reads of an operand.
+/// How an operator may be split, and which part of an operand it reads.
 struct Rule<'a> {
     splits: [bool; 4],
     needs: Needs<'a>,
@@ -78,7 +78,8 @@ impl<'a> Look<'a> {
             let maker = &self.layers[from];
             let own = dimensions(fact).unwrap_or([1; 4]);
             let mut needs = (rule.needs)(fact);
-            // A list of results is known by its first: of others, all that is not samples is read.
+            // Of a list of results only the first one's sizes are known: the others are read whole except along
+            // samples.
             if own != maker.sizes {
                 let is_sample = needs[0] == Need::SAME && own[0] == maker.sizes[0];
                 needs = [if is_sample { Need::SAME } else { Need::All }, Need::All, Need::All, Need::All];
@@ -100,7 +101,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Returns the tensors that are read and made by operators, or come in.
+    /// Returns the tensors that operators read and make, and the inputs.
     fn facts(&self) -> impl Iterator<Item = (ValueId, &'a TensorFact)> {
         let graph = self.graph;
         self.operator
@@ -120,7 +121,7 @@ impl<'a> Look<'a> {
             || self.kernel() == Kernel::BatchNorm
     }
 
-    /// Returns the bytes that parts of a batch norm share: sums and sums of squares by channel.
+    /// Returns the bytes that parts of a batch norm exchange: sums and sums of squares per channel.
     fn statistics(&self) -> f64 {
         let is_trained = matches!(self.operator.constant("training"), Some(Constant::Bool(true)));
         let channels = dimensions(self.result).map_or(0, |sizes| sizes[1]);
@@ -145,11 +146,11 @@ impl<'a> Look<'a> {
         known.unwrap_or_else(|| self.by_samples())
     }
 
-    /// Splits samples where every operand has them, too.
+    /// Splits samples, if every operand has them.
     fn by_samples(&self) -> Rule<'a> {
         let samples = dimensions(self.result).map(|sizes| sizes[0]);
         let has = |fact: &TensorFact| dimensions(fact).map(|sizes| sizes[0]) == samples;
-        // Where the first axis is none of samples, nothing is known to be independent along it.
+        // If the first axis is not samples, independence along it is unknown.
         let is_kept = !matches!(self.operator.class, OperatorClass::Create | OperatorClass::Recurrent)
             && self.facts().next().is_some_and(|(_, fact)| has(fact));
         Rule {
@@ -161,7 +162,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Splits everything; operands that are smaller somewhere are read whole there.
+    /// Splits every dimension; operands that are smaller in one are read whole along it.
     fn element_wise(&self) -> Rule<'a> {
         let own = dimensions(self.result);
         let rank = self.result.shape.as_ref().map_or(0, |shape| shape.len());
@@ -186,11 +187,11 @@ impl<'a> Look<'a> {
     /// Copies and views of the same sizes.
     fn same_size(&self) -> Option<Rule<'a>> {
         let is_same = self.facts().all(|(_, fact)| fact.shape == self.result.shape);
-        // The axes of what is turned have the same sizes by chance.
+        // The axes of a permuted tensor may have equal sizes by coincidence.
         (is_same && self.kernel() != Kernel::Reorder).then(|| self.element_wise())
     }
 
-    /// Images laid out flat.
+    /// Flattened images.
     fn flattened(&self, rank: usize) -> Option<Rule<'a>> {
         let (_, input) = self.facts().next()?;
         let (from, to) = (dimensions(input)?, dimensions(self.result)?);
@@ -203,7 +204,7 @@ impl<'a> Look<'a> {
         })
     }
 
-    /// Images with their channels behind one another.
+    /// Concatenation of images along channels.
     fn concatenation(&self, rank: usize) -> Option<Rule<'a>> {
         let Some(Operand::List(items)) = self.operator.argument("tensors") else { return None };
         let is_channels = rank == 4 && matches!(self.operator.constant("dim"), Some(Constant::Int(1 | -3)));
@@ -253,7 +254,7 @@ impl<'a> Look<'a> {
         })
     }
 
-    /// Returns which rows and columns the windows of an image read.
+    /// Returns the rows and columns that an image's windows read.
     fn windows(&self, kernel: [u64; 2]) -> Option<[Need; 2]> {
         let stride = self.axes("stride", Some(kernel))?;
         let padding = self.axes("padding", Some([0; 2]))?;
@@ -269,7 +270,7 @@ impl<'a> Look<'a> {
         Some([need(0)?, need(1)?])
     }
 
-    /// Returns two integers of an argument; another's where it is not given or empty.
+    /// Returns two integers of an argument, or of another argument if it is absent or empty.
     fn axes(&self, argument: &str, other: Option<[u64; 2]>) -> Option<[u64; 2]> {
         let one = |operand: &Operand| match operand {
             Operand::Constant(Constant::Int(number)) => u64::try_from(*number).ok(),
@@ -302,8 +303,8 @@ impl<'a> Look<'a> {
     }
 }
 
-/// Returns samples, channels, height and width of a tensor. The last axis of what is no image is its channels, the middle one of
-/// three its height; what lies in more axes is nothing of these.
+/// Returns samples, channels, height and width of a tensor. Without an image's axes, the last axis is channels, and of
+/// three the middle one is height; tensors of more axes have none of these.
 fn dimensions(fact: &TensorFact) -> Option<[u64; 4]> {
     let sizes = fact.sizes()?;
     match *sizes.as_slice() {

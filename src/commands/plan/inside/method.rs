@@ -1,11 +1,11 @@
-//! How splits of operators are searched, and what each search is called.
+//! The methods to search splits of operators, and their names.
 
-/// How the ways to split are searched.
+/// A search for splits of operators.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// Elimination, with a certified bound: OptCNN.
     Exact,
-    /// Random changes from elimination's answer and from data parallelism: FlexFlow.
+    /// Random changes from elimination's result and from data parallelism: FlexFlow.
     Random,
 }
 

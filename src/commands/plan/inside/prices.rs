@@ -1,4 +1,4 @@
-//! What parts of operators take: the cost model at their own sizes, the cluster's links, the optimizer's step.
+//! Costs of parts of operators: the cost model at the parts' sizes, the cluster's links, the optimizer's step.
 
 use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
@@ -12,25 +12,25 @@ use schema::TimesFrom;
 use super::{super::costs::from, layers::Layers};
 use crate::workspace::Workspace;
 
-/// Prices of a model's operators on the devices of one type.
+/// Costs of a model's operators on the devices of one type.
 pub struct Predicted<'a> {
     workspace: &'a Workspace,
     layers: &'a Layers,
     model: &'a CostModel,
     options: PredictOptions,
     links: Links<'a>,
-    /// Bytes of optimizer state for each byte of parameters.
+    /// Bytes of optimizer state per byte of parameters.
     optimizer_factor: f64,
-    /// Bytes a second of a device's memory.
+    /// Memory bandwidth of a device, in bytes per second.
     memory: f64,
     /// The whole model.
     whole: Costs,
-    /// All operators at once, by how they are split.
+    /// Costs of all operators, by their degrees.
     known: RefCell<HashMap<Degrees, Rc<Costs>>>,
 }
 
 impl<'a> Predicted<'a> {
-    /// Predicts the whole model; parts as they are asked for.
+    /// Predicts the whole model at once, and parts on demand.
     pub fn new(
         workspace: &'a Workspace,
         layers: &'a Layers,
@@ -59,7 +59,7 @@ impl<'a> Predicted<'a> {
         if forward > 0.0 { forward / (forward + backward) } else { 1.0 }
     }
 
-    /// Says where times come from.
+    /// Describes the source of times.
     pub fn times_from(&self) -> TimesFrom {
         from(self.model, &self.whole, &self.workspace.graph, &self.options)
     }
@@ -78,7 +78,7 @@ impl<'a> Predicted<'a> {
 impl Prices for Predicted<'_> {
     fn compute(&self, layer: usize, degrees: &Degrees) -> f64 {
         let own = &self.layers.layers[layer];
-        // What has no sums of its own to split is computed by each part of them alike.
+        // An operator without sums to split is computed in full by each part.
         let sums = if own.sums.is_some() { degrees.sums } else { 1 };
         let costs = self.at(&Degrees { sums, ..*degrees });
         let one = costs.operator(self.layers.operators[layer]);
