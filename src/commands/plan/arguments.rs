@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 use cost_model::Rounding;
 use partitioner::{Effort, STRATEGIES, Strategy};
 use schema::{
-    Bytes, Cluster, Constraints, PinnedCalls, RecomputePolicy, RecomputedCalls, Seconds, SequenceParallel,
-    ShardingLevel,
+    Bytes, Cluster, Constraints, PinnedCalls, Plan, RecomputePolicy, RecomputedCalls, Seconds,
+    SequenceParallel, ShardingLevel,
 };
 
 use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree, sizes::Sizes};
@@ -66,6 +66,10 @@ pub struct PlanArguments {
     /// Take over the constraints that this plan was made with; flags add to them, or replace its cuts
     #[arg(long, value_name = "PLAN")]
     pub constraints: Option<PathBuf>,
+    /// Carry this plan over, made for fewer or more devices: with as many replicas of its stages as there are devices for, it
+    /// stands among the candidates
+    #[arg(long, value_name = "PLAN")]
+    pub from: Option<PathBuf>,
     /// Devices that are not planned with, by name (node0:3, node1:*); may be given several times
     #[arg(long, value_name = "PATTERN")]
     pub leave_out: Vec<String>,
@@ -347,6 +351,23 @@ impl PlanArguments {
         }
     }
 
+    /// Returns the plan that is to be carried over, and its file.
+    fn given(&self) -> Result<Option<(PathBuf, Plan)>, Failure> {
+        let Some(path) = &self.from else { return Ok(None) };
+        let shared = [
+            ("--tensor-parallel", self.tensor_parallel),
+            ("--spatial", self.spatial),
+            ("--context-parallel", self.context_parallel),
+        ];
+        let is_shared = |degree: &Option<Degree>| degree.is_some_and(|degree| degree != Degree::Of(1));
+        match shared.iter().find(|(_, degree)| is_shared(degree)) {
+            Some((name, _)) => Err(Failure::input(format!(
+                "--from carries a plan whose devices have layers of their own, and {name} shares them"
+            ))),
+            None => Ok(Some((path.clone(), plan_file::read(path)?))),
+        }
+    }
+
     /// Turns the arguments into what is asked of the planner; `other` knows the cluster where none is named.
     pub fn request(
         &self,
@@ -372,6 +393,7 @@ impl PlanArguments {
             optimizer_factor: self.optimizer.factor(),
             inference: None,
             constraints,
+            from: self.given()?,
             loss: self.loss,
             sharding: self.sharding()?,
             tensor_parallel: self.tensor_parallel.unwrap_or_default(),

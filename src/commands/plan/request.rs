@@ -36,6 +36,8 @@ pub struct PlanRequest {
     pub inference: Option<Inference>,
     /// What stages are held to.
     pub constraints: Constraints,
+    /// A plan of other devices that is carried to these, and its file.
+    pub from: Option<(PathBuf, schema::Plan)>,
     /// The loss; none for the one that goes with the model's outputs.
     pub loss: Option<Loss>,
     /// What replicas share out; none for what serves best of that which `train.py` carries out.
