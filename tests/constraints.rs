@@ -389,3 +389,48 @@ fn policies_that_cannot_be_are_refused_by_name() {
         fails(&with(more), 2, expected);
     }
 }
+
+/// A plan of two devices stands among the candidates for four: the answer is no slower than what a user makes of it by hand.
+#[test]
+fn a_plan_is_carried_to_other_devices() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let (small, scaled) = (file("small.yaml"), file("scaled.yaml"));
+    let step_of = ["--stages", "2", "--micro-batches", "8"];
+    plan(&[&[BERT, "--devices", "2xt4"], &step_of[..], &["-o", &small]].concat());
+    // A quick search looks at blocks that are too coarse.
+    let asked = [&[BERT, "--devices", "2x2xt4", "--effort", "quick"], &step_of[..]].concat();
+    let free = step(&plan(&[&asked[..], &["-o", &scaled]].concat()));
+    let read = |path: &str| schema::read_plan(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let (mut by_hand, cluster) = (read(&small), read(&scaled).cluster);
+    for (index, stage) in by_hand.stages.iter_mut().enumerate() {
+        let own = &cluster.devices[2 * index..2 * index + 2];
+        stage.devices = own.iter().map(|device| device.name.clone()).collect();
+    }
+    by_hand.cluster = cluster;
+    std::fs::write(&scaled, schema::to_yaml(&by_hand)).unwrap();
+    let by_hand = step(&plan(&[BERT, "--devices", "2x2xt4", "--check", &scaled]));
+    assert!(free > by_hand * 1.01, "{free} {by_hand}");
+    let carried = plan(&[&asked[..], &["--from", &small]].concat());
+    assert!(step(&carried) <= by_hand * (1.0 + 1e-9), "{} {by_hand}", step(&carried));
+    assert!(carried["lower_bound_seconds"].as_f64().unwrap() <= step(&carried));
+    // What is written is what was answered.
+    plan(&[&asked[..], &["--from", &small, "-o", &scaled]].concat());
+    let again = step(&plan(&[BERT, "--devices", "2x2xt4", "--check", &scaled]));
+    assert!((again / step(&carried) - 1.0).abs() < 1e-9);
+    // It is no worse where it is carried back, or where the search finds something faster.
+    let own = [&[BERT, "--devices", "2xt4"], &step_of[..]].concat();
+    assert!(step(&plan(&[&own[..], &["--from", &scaled]].concat())) <= step(&plan(&own)) * (1.0 + 1e-9));
+    let refused =
+        |more: &[&str], expected: &str| fails(&[&asked[..], &["--from", &small], more].concat(), 2, expected);
+    refused(&["--cut-at", "bert.encoder.layer.1"], "has cuts of its own, and others are given");
+    refused(&["--sharding", "zero1"], "shares out none, --sharding asks for another level");
+    refused(&["--tensor-parallel", "2"], "--tensor-parallel shares them");
+    fails(
+        &[BERT, "--devices", "1xt4", "--from", &small],
+        2,
+        "2 stages on devices of their own, and there are 1",
+    );
+    fails(&[BERT, "--devices", "3xt4", "--stages", "3", "--from", &small], 2, "has 2 stages in a row");
+    fails(&[BERT, "--devices", "2xt4", "--check", &small, "--from", &small], 2, "--check takes no --from");
+}

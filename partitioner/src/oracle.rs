@@ -4,5 +4,6 @@ mod all_pipelines;
 pub(crate) mod all_plans;
 mod host_overhead;
 mod inference;
+mod monotone;
 pub(crate) mod random_problems;
 mod simulated;

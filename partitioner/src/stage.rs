@@ -9,6 +9,7 @@ pub(crate) mod memo;
 pub(crate) mod memory_plan;
 pub(crate) mod place;
 pub(crate) mod recompute;
+pub(crate) mod rounds;
 pub(crate) mod run;
 pub(crate) mod score;
 pub(crate) mod scorer;

@@ -42,6 +42,7 @@ const AUTO: &str = "auto";
 #[command(mut_arg("spatial", |degree| degree.hide(true)))]
 #[command(mut_arg("context_parallel", |degree| degree.hide(true)))]
 #[command(mut_arg("on_first", |calls| calls.hide(true)))]
+#[command(mut_arg("from", |plan| plan.hide(true)))]
 #[command(after_help = "Examples:
   model-analyze compare model.pt --devices 4xa100
   model-analyze compare model.pt --devices 2x8xh100 --batch 512 --plot compare.svg
@@ -112,6 +113,9 @@ impl Compare {
             ("--context-parallel", asking.context_parallel.is_some()),
             ("--on-first", !asking.on_first.is_empty()),
         ];
+        if asking.from.is_some() {
+            return Err(Failure::input("compare takes no --from: it compares plans of strategies"));
+        }
         if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::input(format!("compare does not take {name}: it compares all of them"))
                 .with_hint("--only compares some; `model-analyze plan` plans one"));

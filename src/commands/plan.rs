@@ -7,6 +7,7 @@ mod answer;
 mod applies;
 pub(super) mod arguments;
 mod asked;
+mod carried;
 pub(super) mod clusters;
 #[cfg(feature = "peers")]
 mod compat;

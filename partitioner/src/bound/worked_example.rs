@@ -1,7 +1,9 @@
 //! The worked example of `docs/bounds.md`: the numbers of its tables are what the code says.
 
+use std::rc::Rc;
+
 use schema::{Bytes, BytesPerSecond, Seconds};
-use simulator::order::Schedule;
+use simulator::order::{InFlight, Schedule};
 
 use crate::{
     Block, Machine, MicroBatches, Problem, Strategy, Training, Value,
@@ -14,6 +16,7 @@ use crate::{
     cut_space::CutSpace,
     grid::shape::Grid,
     plan_with,
+    stage::{place::Neighbours, rounds::Rounds, run::Run, score::Rules, scorer::Scorer},
 };
 
 const PAGE: &str = include_str!("../../../docs/bounds.md");
@@ -128,4 +131,29 @@ fn the_narrowest_cut_in_the_middle_of_a_diamond() {
         window.branch(&closures);
     }
     assert_near(window.bytes().unwrap() as f64, "minimum cut", 1, 0.0);
+}
+
+#[test]
+fn sums_of_gradients_bound_rounds() {
+    const MIB: u64 = 1 << 20;
+    let mut problem = example([40 * MIB, 0, 60 * MIB], 1 << 40);
+    problem.training.stages = None;
+    let machine = &mut problem.machine;
+    machine.levels.iter_mut().for_each(|level| level.bandwidth.0 = 10.0 * MIB as f64);
+    machine.devices.iter_mut().for_each(|device| device.memory_bandwidth.0 = 1e30);
+    for value in &mut problem.values {
+        (value.forward, value.backward) = (Bytes(1000 * MIB), Bytes(1000 * MIB));
+    }
+    let states = CutSpace::of(&problem).states;
+    let in_flight = InFlight::UntilEnd(u32::MAX);
+    let rules = Rules { is_asynchronous: true, in_flight, neighbours: Neighbours::Fastest };
+    let mut scorer = Scorer::new(&problem, &states, rules);
+    let least =
+        |scorer: &Scorer| scorer.on(Run { first: 0, count: 2, stride: 1 }, 2).least(0, states.len() - 1);
+    assert_near(least(&scorer), "two replicas", 0, 1e-9);
+    scorer.rounds = Some(Rc::new(Rounds::of(&problem, &states)));
+    assert_near(least(&scorer), "two replicas", 1, 1e-9);
+    let plan = plan_with(&problem, Strategy::PipeDream).unwrap();
+    assert_near(plan.seconds(), "two replicas", 2, 1e-9);
+    assert!(plan.is_optimal(), "{} {}", plan.lower_bound, plan.seconds());
 }

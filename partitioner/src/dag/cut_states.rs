@@ -227,6 +227,11 @@ impl States {
         }
     }
 
+    /// Tells whether the states are the positions of an order, and not all ideals.
+    pub(crate) fn is_line(&self) -> bool {
+        matches!(self.sets, Sets::Line(..))
+    }
+
     /// Tells whether one state lies before another.
     pub(crate) fn is_before(&self, start: usize, end: usize) -> bool {
         match &self.sets {

@@ -358,6 +358,7 @@ mod tests {
             overhead: 0.0,
             sync: 0.0,
             transfer: 0.0,
+            round: 0.0,
             memory: 0.0,
             limit: 0.0,
             recompute: Vec::new(),

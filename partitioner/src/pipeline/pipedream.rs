@@ -5,6 +5,8 @@
 //! weight versions in memory. Exact over all ideals, O(Q²·M²) for Q states and M devices, or by walking a chain (`long_chain`); wider
 //! graphs are planned over one order and improved block by block, with the shared work as the bound.
 
+use std::rc::Rc;
+
 use schema::Execution;
 use simulator::order::{InFlight, Schedule};
 
@@ -21,7 +23,7 @@ use crate::{
     },
     simulate::settle,
     solution::{MadeBy, Objective, Solution, SolutionStage},
-    stage::{place::Neighbours, run::Cut, score::Rules, scorer::Scorer},
+    stage::{place::Neighbours, rounds::Rounds, run::Cut, score::Rules, scorer::Scorer},
     strategy::Strategy,
 };
 
@@ -56,6 +58,9 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
     serial.machine.overlaps = false;
     let scorer = Scorer::new(problem, states, asynchronous(Neighbours::Adjacent));
     let is_roomy = scorer.is_roomy();
+    // The walk along a long chain knows no rounds.
+    let is_walked = is_chain && is_long(&scorer) && can_walk(&scorer);
+    let rounds = (!is_walked).then(|| Rc::new(Rounds::of(problem, states)));
     // The replicas of the stage before are not known while a stage is chosen: first underestimate memory, if it matters. Gradient
     // sums hide behind the backward pass except for the last bucket, and a small stage has no other.
     let free = Sharing::Free;
@@ -86,6 +91,7 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
         let rules = asynchronous(neighbours);
         let mut scorer = Scorer::new(guess, states, rules);
         (scorer.is_bound, scorer.waits_for_sums) = (is_bound, waits_for_sums);
+        scorer.rounds.clone_from(&rounds);
         let found = if sharing != free {
             best_pipeline(&scorer, sharing, f64::INFINITY).map(|best| best.1)
         } else if is_bound || is_roomy || !has_few_with_before(&scorer) {
@@ -95,6 +101,7 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
         };
         let Some(cuts) = found else { continue };
         let mut scorer = Scorer::new(guess, states, rules);
+        scorer.rounds.clone_from(&rounds);
         scorer.before = cuts.windows(2).map(|pair| (pair[1].run.first, pair[0].run.count)).collect();
         let mut stages = stages_of(&scorer, &cuts);
         if stages.len() < cuts.len() {
@@ -126,7 +133,7 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
     } else if is_uniform && is_roomy {
         by_formula
     } else {
-        least_period(&scorer, is_chain)
+        least_period(&scorer, rounds, is_chain)
     };
     let bound = bound.max(by_work);
     let mut best = best.ok_or((PlanError::NothingFits, bound))?;
@@ -136,12 +143,12 @@ pub(crate) fn pipedream(problem: &Problem, cut_space: &CutSpace, strategy: Strat
 }
 
 /// Lower bound of the slowest stage over all orders of the devices, with memory underestimated.
-fn least_period(scorer: &Scorer, is_chain: bool) -> f64 {
+fn least_period(scorer: &Scorer, rounds: Option<Rc<Rounds>>, is_chain: bool) -> f64 {
     let ideal = scorer.problem.ideal();
     let is_uniform = scorer.problem.machine.is_uniform();
     let neighbours = if is_uniform { Neighbours::Adjacent } else { Neighbours::Fastest };
     let mut scorer = Scorer::new(&ideal, scorer.states, asynchronous(neighbours));
-    scorer.is_bound = true;
+    (scorer.is_bound, scorer.rounds) = (true, rounds);
     if is_chain && is_long(&scorer) && can_walk(&scorer) {
         return best_chain(&scorer).map_or(0.0, |best| best.0);
     }

@@ -41,6 +41,31 @@ impl Group {
         Some(Self { nodes: by_node.len(), per_node, inner: inner.unwrap_or(outer), outer })
     }
 
+    /// Returns groups of which one is no slower than any of so many devices, wherever they stand: over the fastest links, in as
+    /// few nodes as hold them, or in nodes of as many each.
+    pub(crate) fn fastest(machine: &Machine, count: usize) -> Vec<Self> {
+        let faster = |a: MachineLevel, b: MachineLevel| MachineLevel {
+            bandwidth: if a.bandwidth.0 > b.bandwidth.0 { a.bandwidth } else { b.bandwidth },
+            latency: if a.latency.0 < b.latency.0 { a.latency } else { b.latency },
+        };
+        let fastest = |levels: &[MachineLevel]| {
+            let links = machine.links.iter().map(|(.., level)| *level);
+            levels.iter().copied().chain(links).reduce(faster)
+        };
+        let (Some(inner), true) = (fastest(&machine.levels), count > 1) else { return Vec::new() };
+        let mut nodes: BTreeMap<&[u32], usize> = BTreeMap::new();
+        machine.devices.iter().for_each(|device| *nodes.entry(&device.place).or_default() += 1);
+        let largest = nodes.into_values().max().unwrap_or(1);
+        let alone = Self { nodes: 1, per_node: count, inner, outer: inner };
+        if count <= largest {
+            return vec![alone];
+        }
+        let outer = fastest(machine.levels.get(1..).unwrap_or_default()).unwrap_or(inner);
+        let even = (count.div_ceil(largest)..=count).filter(|nodes| count.is_multiple_of(*nodes));
+        let even = even.map(|nodes| Self { nodes, per_node: count / nodes, inner, outer });
+        std::iter::once(Self { inner: outer, outer, ..alone }).chain(even).collect()
+    }
+
     /// Returns the seconds of an all-reduce.
     pub(crate) fn all_reduce(&self, bytes: f64) -> f64 {
         let n_ranks = self.nodes * self.per_node;

@@ -28,6 +28,15 @@ pub(crate) struct StageCosts<'a> {
     times: Times,
 }
 
+/// Seconds of a stage for each micro-batch: of computing, of summing gradients and of the port, and those of a round in which
+/// some of them follow each other.
+struct Parts {
+    compute: f64,
+    sync: f64,
+    transfer: f64,
+    round: f64,
+}
+
 /// Tables of stage times, for stages that are asked for many times.
 #[derive(Default)]
 struct Times {
@@ -121,7 +130,7 @@ impl StageCosts<'_> {
 
     /// Scores a stage with a given choice of what is recomputed and offloaded.
     pub(crate) fn scored(&self, start: usize, end: usize, plan: MemoryPlan, limit: f64) -> StageScore {
-        let (compute, sync, transfer) = self.parts(start, end, plan.seconds);
+        let Parts { compute, sync, transfer, round } = self.parts(start, end, plan.seconds);
         let policy = |block: &usize| self.scorer.problem.blocks[*block].recompute;
         let is_asked = |block: &usize| policy(block) == Some(RecomputePolicy::Always);
         let is_as_asked = plan.offload.is_empty() && plan.recompute.iter().all(is_asked);
@@ -131,6 +140,7 @@ impl StageCosts<'_> {
             overhead: plan.seconds / self.place.run.count as f64,
             sync,
             transfer,
+            round,
             memory: plan.memory,
             limit,
             recompute: plan.recompute,
@@ -157,12 +167,12 @@ impl StageCosts<'_> {
 
     /// Returns the seconds for each micro-batch, with `overhead` for recomputation and offload.
     fn seconds_with(&self, start: usize, end: usize, overhead: f64) -> f64 {
-        let (compute, sync, transfer) = self.parts(start, end, overhead);
-        total(self.scorer.problem.machine.overlaps, compute, sync, transfer)
+        let Parts { compute, sync, transfer, round } = self.parts(start, end, overhead);
+        total(self.scorer.problem.machine.overlaps, compute, sync, transfer).max(round)
     }
 
-    /// Seconds of computing, of summing gradients and of the port.
-    fn parts(&self, start: usize, end: usize, overhead: f64) -> (f64, f64, f64) {
+    /// Seconds of a stage for each micro-batch.
+    fn parts(&self, start: usize, end: usize, overhead: f64) -> Parts {
         let Self { scorer, place, .. } = self;
         let replicas = place.run.count as f64;
         let work = scorer.states.work[end] - scorer.states.work[start];
@@ -177,7 +187,8 @@ impl StageCosts<'_> {
         };
         let compute = (work / place.speed + overhead + update + scorer.problem.host_of_two()) / replicas;
         let compute = if scorer.waits_for_sums { compute + sync } else { compute };
-        (compute, sync, self.transfer(start, end))
+        let round = self.round(start, end, update);
+        Parts { compute, sync, transfer: self.transfer(start, end), round }
     }
 
     /// Seconds of the fuller direction of the port.

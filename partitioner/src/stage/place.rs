@@ -40,8 +40,8 @@ pub(crate) struct Place {
     pub(crate) host: f64,
     /// Bytes a second of the first device's memory.
     pub(crate) memory_bandwidth: f64,
-    /// The group that sums gradients.
-    group: Option<Group>,
+    /// The group that sums gradients; where that is not known, those of which the fastest does.
+    groups: Vec<Group>,
     /// Distinct pairs of links of a device: to the device before and to the one behind.
     pub(crate) wires: Vec<(Wire, Wire)>,
     /// The slowest link from a replica to its counterpart in the stage before, and in the stage behind.
@@ -60,7 +60,10 @@ impl Place {
             limit: least(&|device| device.memory.0 as f64),
             host: least(&|device| device.host_bandwidth.0),
             memory_bandwidth: machine.devices[run.first].memory_bandwidth.0,
-            group: Group::of(machine, &devices),
+            groups: match neighbours {
+                Neighbours::Fastest => Group::fastest(machine, run.count),
+                _ => Group::of(machine, &devices).into_iter().collect(),
+            },
             wires: wires(machine, neighbours, run),
             slowest: (
                 slowest(
@@ -79,7 +82,7 @@ impl Place {
         let numbers = |place: &Self| [place.speed, place.limit, place.host, place.memory_bandwidth];
         numbers(self) == numbers(other)
             && self.run.count == other.run.count
-            && self.group == other.group
+            && self.groups == other.groups
             && self.wires == other.wires
     }
 
@@ -90,7 +93,7 @@ impl Place {
 
     /// Seconds of one all-reduce over the replicas.
     pub(crate) fn all_reduce(&self, bytes: f64) -> f64 {
-        self.group.map_or(0.0, |group| group.all_reduce(bytes))
+        self.groups.iter().map(|group| group.all_reduce(bytes)).reduce(f64::min).unwrap_or(0.0)
     }
 }
 

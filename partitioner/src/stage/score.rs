@@ -44,6 +44,8 @@ pub struct StageScore {
     pub sync: f64,
     /// Seconds of the fuller direction of the port.
     pub transfer: f64,
+    /// Seconds of forward passes, sums and updates that follow each other; 0 where nothing does.
+    pub round: f64,
     /// Bytes at the peak, on each device.
     pub memory: f64,
     /// Bytes of the smallest device.
@@ -63,13 +65,14 @@ pub struct StageScore {
 impl StageScore {
     /// Adds its parts up, or takes the largest where the machine overlaps them.
     pub(crate) fn settle(&mut self, overlaps: bool) {
-        self.seconds = total(overlaps, self.compute, self.sync, self.transfer);
-        let is_compute = self.compute >= self.sync && self.compute >= self.transfer;
+        self.seconds = total(overlaps, self.compute, self.sync, self.transfer).max(self.round);
+        let sync = self.sync.max(self.round);
+        let is_compute = self.compute >= sync && self.compute >= self.transfer;
         self.bound_by = if is_compute && self.overhead > 0.0 && !self.is_as_asked {
             BoundBy::Memory
         } else if is_compute {
             BoundBy::Compute
-        } else if self.sync >= self.transfer {
+        } else if sync >= self.transfer {
             BoundBy::Sync
         } else {
             BoundBy::Transfer

@@ -14,6 +14,7 @@ use crate::{
         memo::Memo,
         memory_plan::{MemoryPlans, Saving},
         place::{DeviceRuns, Place},
+        rounds::Rounds,
         run::Run,
         score::Rules,
         time_table::TimeTable,
@@ -44,6 +45,8 @@ pub(crate) struct Scorer<'a> {
     pub(crate) is_bound: bool,
     /// Whether a device's next pass waits for the sum of all of its gradients, and not of the last bucket alone.
     pub(crate) waits_for_sums: bool,
+    /// What rounds take that end with sums of gradients, where that is counted.
+    pub(crate) rounds: Option<Rc<Rounds>>,
     /// Replicas of the stage before, by a stage's first device, if known.
     pub(crate) before: HashMap<usize, usize>,
     /// Weight versions of a stage, by its first device; one for each micro-batch in flight if absent.
@@ -75,6 +78,7 @@ impl<'a> Scorer<'a> {
             copies: 1,
             is_bound: false,
             waits_for_sums: false,
+            rounds: None,
             before: HashMap::new(),
             versions: HashMap::new(),
             shares_updates: false,

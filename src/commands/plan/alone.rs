@@ -7,6 +7,7 @@ use partitioner::Planned;
 
 use super::{
     asked::{Asked, Question},
+    carried,
     inseparable::Inseparable,
     no_plan::{NotFound, Unplanned},
     refine,
@@ -24,11 +25,24 @@ pub(super) fn planned_alone(
     request: &PlanRequest,
 ) -> Result<(Asked, Planned), Unplanned> {
     let question = Question::new(request, subject)?;
+    let found = searched(&question, subject, request);
+    match &request.from {
+        Some((path, given)) => carried::or_better((&question, subject), request, (path, given), found),
+        None => found,
+    }
+}
+
+/// The same among the plans that are searched.
+fn searched(
+    question: &Question<'_>,
+    subject: Subject<'_>,
+    request: &PlanRequest,
+) -> Result<(Asked, Planned), Unplanned> {
     let mut joined = BTreeSet::new();
     let mut reason: Option<String> = None;
     for _ in 0..MAX_ROUNDS {
         let given = question.given(&joined)?;
-        let found = refine::planned(&question, request.strategy, &joined, given.as_ref());
+        let found = refine::planned(question, request.strategy, &joined, given.as_ref());
         let (asked, solved) = found.map_err(|(problem, error)| {
             let (request, model, reason) = (request.clone(), subject.path().to_path_buf(), reason.take());
             Unplanned::NotFound(Box::new(NotFound { request, model, problem: *problem, error, reason }))

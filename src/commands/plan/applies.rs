@@ -44,7 +44,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 36] = [
+    let arguments: [(&str, bool, &[Kind]); 37] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // The message about a profile says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -62,6 +62,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--pin", !asking.pin.is_empty(), &[Traced]),
         ("--recompute", !asking.recompute.is_empty(), &[Traced]),
         ("--constraints", asking.constraints.is_some(), &[Traced]),
+        ("--from", asking.from.is_some(), planned),
         ("--effort", asking.effort != EffortArgument::default(), planned),
         ("--tf32", asking.rounding.tf32, &[Traced]),
         ("--fp8", asking.rounding.fp8, &[Traced]),
@@ -122,6 +123,7 @@ fn forward_only(plan: &Plan) -> Result<(), Failure> {
         ("--offload", asking.offload),
         ("--host-overhead", asking.host_overhead.is_some()),
         ("--compare", plan.compare),
+        ("--from", asking.from.is_some()),
         ("--batch", is_latency && asking.batch.is_some()),
         ("--micro-batches", is_latency && asking.micro_batches.is_some()),
     ];
@@ -157,6 +159,7 @@ fn given(plan: &Plan) -> Result<(), Failure> {
         ("--pin", !asking.pin.is_empty()),
         ("--recompute", !asking.recompute.is_empty()),
         ("--constraints", asking.constraints.is_some()),
+        ("--from", asking.from.is_some()),
         ("--sharding", asking.sharding.is_some()),
         ("--no-recompute", asking.no_recompute),
         ("--offload", asking.offload),

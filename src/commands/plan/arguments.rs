@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 use cost_model::Rounding;
 use partitioner::{Effort, STRATEGIES, Strategy};
 use schema::{
-    Bytes, Cluster, Constraints, PinnedCalls, RecomputePolicy, RecomputedCalls, Seconds, SequenceParallel,
-    ShardingLevel,
+    Bytes, Cluster, Constraints, PinnedCalls, Plan, RecomputePolicy, RecomputedCalls, Seconds,
+    SequenceParallel, ShardingLevel,
 };
 
 use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree, sizes::Sizes};
@@ -66,6 +66,10 @@ pub struct PlanArguments {
     /// Reuse the constraints of this plan; flags add to them, or replace its cuts
     #[arg(long, value_name = "PLAN")]
     pub constraints: Option<PathBuf>,
+    /// Carry over this plan, made for fewer or more devices: with as many replicas of its stages as there are devices for,
+    /// it is one of the candidates
+    #[arg(long, value_name = "PLAN")]
+    pub from: Option<PathBuf>,
     /// Devices to leave unused, by name (node0:3, node1:*); may be given several times
     #[arg(long, value_name = "PATTERN")]
     pub leave_out: Vec<String>,
@@ -350,6 +354,10 @@ impl PlanArguments {
         }
     }
 
+    /// Carry over this plan, made for fewer or more devices: with as many replicas of its stages as there are devices for,
+    /// it is one of the candidates
+    #[arg(long, value_name = "PLAN")]
+    pub from: Option<PathBuf>,
     /// Turns the arguments into a request to the planner; `other` supplies the cluster if the arguments name none.
     pub fn request(
         &self,
@@ -375,6 +383,7 @@ impl PlanArguments {
             optimizer_factor: self.optimizer.factor(),
             inference: None,
             constraints,
+            from: self.given()?,
             loss: self.loss,
             sharding: self.sharding()?,
             tensor_parallel: self.tensor_parallel.unwrap_or_default(),

@@ -43,6 +43,7 @@ pub(super) fn planned_by(
         spatial: Degree::Of(1),
         context_parallel: Degree::Of(1),
         on_first: Vec::new(),
+        from: None,
         ..request.clone()
     };
     let (asked, mut solved) = planned_alone(Subject::Model(&groups.own), &alone)?;

@@ -119,6 +119,7 @@ fn refuse(plan: &Plan, method: Method) -> Result<(), Failure> {
         ("--pin", !asking.pin.is_empty()),
         ("--recompute", !asking.recompute.is_empty()),
         ("--constraints", asking.constraints.is_some()),
+        ("--from", asking.from.is_some()),
         ("--sharding", asking.sharding.is_some()),
         ("--loss", asking.loss.is_some()),
         ("--offload", asking.offload),

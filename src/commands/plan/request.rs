@@ -36,6 +36,8 @@ pub struct PlanRequest {
     pub inference: Option<Inference>,
     /// Constraints on the stages.
     pub constraints: Constraints,
+    /// A plan of other devices that is carried over to these, and its file.
+    pub from: Option<(PathBuf, schema::Plan)>,
     /// The loss; `None` for the one that suits the model's outputs.
     pub loss: Option<Loss>,
     /// Sharding level; `None` for the fastest that `train.py` can run.
