@@ -54,8 +54,7 @@ def inputs_of_config(model):
     guesses = Guesses(model)
     found = guesses.with_places()
     for names in guesses.arguments():
-        ways = [[spec | {"name": name} for spec in guesses.of(name)] for name in names]
-        missing = [name for name, way in zip(names, ways) if not way]
+        missing = [name for name in names if not guesses.of(name)]
         if missing and found:
             continue
         if missing:
@@ -63,7 +62,7 @@ def inputs_of_config(model):
                 f"the config of {type(model).__name__} does not say how large {' and '.join(missing)} of its inputs may be",
                 hint=f"give them all: {' '.join(f'--input {name}=SHAPE[:DTYPE]' for name in names)}",
             )
-        found += [list(way) for way in itertools.product(*ways)]
+        found += map(list, guesses.together(names))
     return found[:MOST_GUESSES]
 
 
@@ -100,14 +99,15 @@ class Guesses:
         """Returns sets of arguments to be called with, the likeliest first."""
         names = list(dict.fromkeys([self.main, *self.required]))
         # Towers beside each other, such as CLIP's, take an image for themselves; where words stand for it, the words say how.
-        has_words = any(hasattr(self.config, name) for name in ("image_token_id", "image_token_index"))
-        beside = [name for part, name in TOWERS if hasattr(self.config, part) and name in self.known and not has_words]
+        held = [name for name, _, *keys in PLACES if any(hasattr(self.config, key) for key in keys)]
+        beside = [name for part, name in TOWERS if hasattr(self.config, part) and name in self.known and name not in held]
         if self.main == "input_ids":
             names += [name for name in beside if name not in names]
         names = self.with_sizes(names)
         # What a model may need though it has a default, as ViLT's image.
         optional = set(self.known).difference(names)
-        optional = [name for name in ("input_ids", "pixel_values", "encoder_hidden_states") if name in optional]
+        masks = MASKS_OF_FEATURES if "input_features" in names else ()
+        optional = [name for name in ("input_ids", "pixel_values", "encoder_hidden_states", *masks) if name in optional]
         more = [self.with_sizes([*names, name]) for name in optional]
         decoder = [name for name in ("decoder_input_ids",) if name in self.known and name not in names]
         if self.config.is_encoder_decoder:
@@ -132,16 +132,21 @@ class Guesses:
             if token is None or not {name, "input_ids"} <= set(self.known):
                 continue
             names = self.with_sizes([name, *(other for other in self.required if other not in (name, "input_ids"))])
-            masks = [other for other in MASKS_OF_FEATURES if other in self.known and name == "input_features"]
-            ways = [[[spec | {"name": other} for spec in self.of(other)] for other in which] for which in (names, names + masks)]
-            for way in itertools.chain.from_iterable(itertools.product(*one) for one in ways[: 2 if masks else 1]):
+            masks = [mask for mask in MASKS_OF_FEATURES if name == "input_features" and mask in self.known]
+            ways = itertools.chain(self.together(names), self.together(names + masks) if masks else ())
+            for way in ways:
                 count = places_in_words(self.model, token, way)
                 if count and count <= self.most_places:
                     words = [whole(token, token + 1, 1, count) | {"name": "input_ids"}]
                     # Some are told beside the words what stands in their place.
-                    kinds = [name for name in ("mm_token_type_ids",) if name in self.known]
-                    return [words + [whole(kind, kind + 1, 1, count) | {"name": name} for name in kinds] + list(way)]
+                    if "mm_token_type_ids" in self.known:
+                        words.append(whole(kind, kind + 1, 1, count) | {"name": "mm_token_type_ids"})
+                    return [[*words, *way]]
         return []
+
+    def together(self, names):
+        """Yields what some arguments may be together, each with its name."""
+        return itertools.product(*([spec | {"name": name} for spec in self.of(name)] for name in names))
 
     def of(self, name):
         """Returns what one argument may be, the likeliest first; nothing where the config does not tell."""
@@ -304,6 +309,7 @@ PLACES = (
     ("pixel_values", 1, "image_token_id", "image_token_index"),
     ("pixel_values_videos", 2, "video_token_id", "video_token_index"),
     ("input_features", 3, "audio_token_id", "audio_token_index"),
+    ("input_values", 3, "audio_token_id", "audio_token_index"),
 )  # fmt: skip
 BANDS = (
     "num_mel_bins", "input_feat_per_channel", "feature_size", "mel_bins", "n_mels", "num_features", "input_features_size",
@@ -361,7 +367,8 @@ def places_in_words(model, token, specs):
             module.get_placeholder_mask = counting(module.get_placeholder_mask)
         with torch.random.fork_rng(), torch.no_grad(), no_more_products(MOST_WITH_PLACES):
             inputs = {spec["name"]: sample(spec, drawn_range(spec, model), device) for spec in specs}
-            model(input_ids=torch.full((1, 1), token, device=device), **inputs)
+            # One word alone would be the next of a text that was read before.
+            model(input_ids=torch.full((1, 2), token, device=device), **inputs)
     except Counted as found:
         return found.args[0]
     except Exception:  # It is one guess of several.

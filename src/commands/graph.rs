@@ -35,7 +35,8 @@ Examples:
 
 Without --depth the deepest level with at most 150 boxes is drawn. Equal blocks in a row are drawn once, with their number.
 Norms and other small blocks are closed, the arithmetic of masks and positions is one box, and so are reshapes and copies in
-a row, except at the deepest level. Without -o the picture goes to standard output.")]
+a row, except at the deepest level; where the first level alone has more boxes than that, so is its arithmetic between other
+boxes. Without -o the picture goes to standard output.")]
 pub struct Graph {
     /// A traced model: an archive of torch.jit.save, or IR text
     model: PathBuf,
