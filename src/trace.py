@@ -40,6 +40,10 @@ INLINE = {
 OPAQUE = {"prim::If", "prim::Loop", "prim::With"}
 
 
+# Of so many parameters one may be left unread without a word: a token for masks, a head for training.
+FEW_PARAMETERS = 100
+
+
 class Refused(Exception):
     """A request that cannot be fulfilled; the text is for the user, and the hint suggests what to do."""
 
@@ -124,6 +128,42 @@ def record_nodes(traced):
                 training.add(value.debugName())
         nodes.append({"op": "prim::Opaque" if kind in OPAQUE else kind, "outputs": outputs})
     return nodes
+
+
+def unread(model, traced):
+    """Says which parts of a model no operator of its trace reads, where they are more than a few parameters."""
+    graph = inlined_graph(traced)
+    if describe_calls(graph):
+        return None
+    paths = {next(graph.inputs()).debugName(): ""}
+    for node in graph.findAllNodes("prim::GetAttr", True):
+        above = paths.get(node.input().debugName())
+        if above is None:
+            return None
+        paths[node.output().debugName()] = f"{above}.{node.s('name')}".lstrip(".")
+    met = set(paths.values())
+    # A parameter with several names is read by any of them.
+    named = list(model.named_parameters(remove_duplicate=False))
+    read = {id(parameter) for name, parameter in named if name in met}
+
+    def parts(module, path):
+        within = {id(parameter): parameter.numel() for parameter in module.parameters()}
+        if within and not read & set(within):
+            yield path, within
+            return
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in read:
+                yield f"{path}.{name}".lstrip("."), {id(parameter): parameter.numel()}
+        for name, child in module.named_children():
+            yield from parts(child, f"{path}.{name}".lstrip("."))
+
+    found = list(parts(model, ""))
+    absent = sum({one: count for _, within in found for one, count in within.items()}.values())
+    total = sum({id(parameter): parameter.numel() for _, parameter in named}.values())
+    if absent * FEW_PARAMETERS < total or not absent:
+        return None
+    found.sort(key=lambda one: -sum(one[1].values()))
+    return f"no operator reads {absent:,} of {total:,} parameters with these inputs: {some([path for path, _ in found])}"
 
 
 def record_inputs(graph, ranges=()):
@@ -768,6 +808,59 @@ def without_memory():
         yield
 
 
+@contextlib.contextmanager
+def within_memory():
+    """Refuses a model whose parameters take more memory than is free, before the machine runs out of it."""
+    import weakref
+
+    import torch
+
+    register = torch.nn.Module.register_parameter
+    free, taken, seen = free_memory(), 0, {}
+
+    def registering(module, name, parameter):
+        nonlocal taken
+        register(module, name, parameter)
+        if parameter is None or parameter.device.type != "cpu" or torch.nn.parameter.is_lazy(parameter):
+            return
+        before = seen.get(id(parameter))
+        if before is not None and before() is parameter:
+            return
+        seen[id(parameter)] = weakref.ref(parameter)
+        taken += parameter.nbytes
+        if taken > free:
+            # What a model made and threw away again does not count.
+            taken = sum(one.nbytes for place in seen.values() if (one := place()) is not None)
+        if taken > free:
+            raise Refused(
+                f"the model's parameters take more than the {free / 1e9:.3g} GB that are free on this machine",
+                hint="--no-weights traces it without them, and `split --weights` takes them from a checkpoint",
+            )
+
+    with replacing(torch.nn.Module, register_parameter=registering):
+        yield
+
+
+def free_memory():
+    """Returns how many bytes this process may still take, as far as the machine says."""
+    found = [float("inf")]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found.append(next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")))
+    # A container may have less than its machine; how much of that is taken no file tells, since caches count.
+    with contextlib.suppress(OSError, ValueError):
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            found.append(int(file.read()))
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most != resource.RLIM_INFINITY:
+            with open("/proc/self/statm", encoding="ascii") as file:
+                found.append(most - int(file.read().split()[0]) * resource.getpagesize())
+    return min(found)
+
+
 # Tensors of at least this many bytes whose values do not matter are not allocated.
 HUGE = 1 << 30
 
@@ -1109,7 +1202,7 @@ def main():
         inlined = Inlined() if request.get("inline_functions") else None
         torch.manual_seed(request["seed"])
         is_weightless = request.get("weightless", False)
-        with without_memory() if is_weightless else contextlib.nullcontext(), default_dtype(request.get("dtype")):
+        with without_memory() if is_weightless else within_memory(), default_dtype(request.get("dtype")):
             model = without_compilers(built(request, say))
         if isinstance(model, torch.jit.ScriptModule):
             raise Refused("the model is a ScriptModule already; give its archive to the other commands")

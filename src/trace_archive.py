@@ -118,6 +118,9 @@ def write_archive(
             raise error.as_refusal(watch.found()) from error
         for text in dict.fromkeys(subject.notes):
             watch.add(None, None, text)
+    text = unread(model, traced)
+    if text:
+        watch.add(None, None, text)
     if stand_ins and stand_ins.zeros and not unchecked:
         unchecked = "large weights are zeros while a model is traced without them"
     say(step="saving")

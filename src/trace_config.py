@@ -7,6 +7,7 @@ config.
 
 import inspect
 import itertools
+import math
 import os
 import re
 
@@ -31,11 +32,16 @@ def build_from_config(path):
 
 # Example sizes: tokens, samples of audio, frames of its features, and the side of an image if the model accepts any.
 EXAMPLE_TOKENS = 128
+# Fewer words where each is multiplied with billions of parameters: a model runs four times and more until it is traced.
+FEWEST_TOKENS = 16
+MOST_PRODUCTS = 1 << 38
+# An image and the words in its place are an example where they take no more than this: else words alone are.
+MOST_WITH_PLACES = 1 << 40
 EXAMPLE_PIXELS = 224
 EXAMPLE_SAMPLES = 16_000
 EXAMPLE_FRAMES = 512
 # Patches per side of an image, and frames of a video, for models that are told both: all equal, so one range suffices.
-EXAMPLE_GRID = 8
+EXAMPLE_GRID, SMALL_GRID = 8, 4
 # The most guesses that are tried.
 MOST_GUESSES = 24
 
@@ -47,10 +53,9 @@ def inputs_of_config(model):
     if "forward" not in vars(model) and type(model).forward is torch.nn.Module.forward:
         raise Refused(f"{type(model).__name__} has no forward", hint="--method NAME --input … traces another of its methods")
     guesses = Guesses(model)
-    found = []
+    found = guesses.with_places()
     for names in guesses.arguments():
-        ways = [[spec | {"name": name} for spec in guesses.of(name)] for name in names]
-        missing = [name for name, way in zip(names, ways) if not way]
+        missing = [name for name in names if not guesses.of(name)]
         if missing and found:
             continue
         if missing:
@@ -58,7 +63,7 @@ def inputs_of_config(model):
                 f"the config of {type(model).__name__} does not give the size of its inputs {' and '.join(missing)}",
                 hint=f"give them all: {' '.join(f'--input {name}=SHAPE[:DTYPE]' for name in names)}",
             )
-        found += [list(way) for way in itertools.product(*ways)]
+        found += map(list, guesses.together(names))
     return found[:MOST_GUESSES]
 
 
@@ -74,6 +79,7 @@ class Guesses:
     """The likely values of a model's arguments, from their names and the config."""
 
     def __init__(self, model):
+        self.model = model
         self.config = model.config
         parameters = inspect.signature(model.forward).parameters
         self.known = [name for name, one in parameters.items() if one.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD]
@@ -81,24 +87,67 @@ class Guesses:
         main = getattr(model, "main_input_name", "input_ids")
         # Parts of models inherit a name that they do not accept.
         self.main = main if main in self.known or not self.known else self.known[0]
-        self.has_grid = any(name.endswith(("grid_thw", "grid_hw")) for name in self.required)
+        self.has_grid = any(name.endswith(GRIDS) for name in self.known)
+        self.is_packed = "spatial_shapes" in self.known
         self.smallest_table = smallest_table(model)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        most = max(FEWEST_TOKENS, MOST_PRODUCTS // max(parameters, 1))
+        self.most_tokens = min(EXAMPLE_TOKENS, 1 << most.bit_length() - 1)
+        self.most_places = max(FEWEST_TOKENS, MOST_WITH_PLACES // max(parameters, 1))
+        self.side = EXAMPLE_GRID if self.most_tokens == EXAMPLE_TOKENS else SMALL_GRID
 
     def arguments(self):
         """Returns sets of arguments to call the model with, the likeliest first."""
         names = list(dict.fromkeys([self.main, *self.required]))
-        # Parallel towers, such as CLIP's, take an image of their own; if tokens stand for the image, the tokens decide
-        # its size.
-        has_words = any(hasattr(self.config, name) for name in ("image_token_id", "image_token_index"))
-        beside = [name for part, name in TOWERS if hasattr(self.config, part) and name in self.known and not has_words]
+        # Parallel towers, such as CLIP's, take an image of their own; if tokens stand for the image, the tokens decide its size.
+        held = [name for name, _, *keys in PLACES if any(hasattr(self.config, key) for key in keys)]
+        beside = [name for part, name in TOWERS if hasattr(self.config, part) and name in self.known and name not in held]
         if self.main == "input_ids":
             names += [name for name in beside if name not in names]
+        names = self.with_sizes(names)
         # Arguments that a model may need although they have a default, such as ViLT's image.
-        more = [[*names, name] for name in ("pixel_values", "encoder_hidden_states") if name in self.known and name not in names]
+        optional = set(self.known).difference(names)
+        masks = MASKS_OF_FEATURES if "input_features" in names else ()
+        optional = [name for name in ("input_ids", "pixel_values", "encoder_hidden_states", *masks) if name in optional]
+        more = [self.with_sizes([*names, name]) for name in optional]
         decoder = [name for name in ("decoder_input_ids",) if name in self.known and name not in names]
         if self.config.is_encoder_decoder:
             return [names + decoder, names, *more] if decoder else [names, *more]
         return [names, names + decoder, *more] if decoder else [names, *more]
+
+    def with_sizes(self, names):
+        """Adds what says how the patches of an image lie, where an image is given as patches."""
+        beside = ["image_grid_thw", "image_grid_hw", "grid_thw", "grid_hw"] if "pixel_values" in names else []
+        beside += ["video_grid_thw"] if "pixel_values_videos" in names else []
+        beside += ["pixel_attention_mask", "spatial_shapes"] if self.is_packed and "pixel_values" in names else []
+        return [*names, *(name for name in beside if name in self.known and name not in names)]
+
+    def with_places(self):
+        """Returns guesses in which words stand for an image or a sound, as many as the model puts in their place.
+
+        Without it such a model is traced as one of words alone. All words are the token that holds the place, which a range
+        can say.
+        """
+        for name, kind, *keys in PLACES:
+            token = next((value for key in keys if isinstance(value := getattr(self.config, key, None), int)), None)
+            if token is None or not {name, "input_ids"} <= set(self.known):
+                continue
+            names = self.with_sizes([name, *(other for other in self.required if other not in (name, "input_ids"))])
+            masks = [mask for mask in MASKS_OF_FEATURES if name == "input_features" and mask in self.known]
+            ways = itertools.chain(self.together(names), self.together(names + masks) if masks else ())
+            for way in ways:
+                count = places_in_words(self.model, token, way)
+                if count and count <= self.most_places:
+                    words = [whole(token, token + 1, 1, count) | {"name": "input_ids"}]
+                    # Some are told beside the words what stands in their place.
+                    if "mm_token_type_ids" in self.known:
+                        words.append(whole(kind, kind + 1, 1, count) | {"name": "mm_token_type_ids"})
+                    return [[*words, *way]]
+        return []
+
+    def together(self, names):
+        """Yields what some arguments may be together, each with its name."""
+        return itertools.product(*([spec | {"name": name} for spec in self.of(name)] for name in names))
 
     def of(self, name):
         """Returns the likely values of one argument, the likeliest first; empty if the config does not tell."""
@@ -120,6 +169,9 @@ class Guesses:
         return next((getattr(self.config, name) for name in names if getattr(self.config, name, None) is not None), self.config)
 
     def text(self, name):
+        own = getattr(self.config, f"{name.removesuffix('input_ids')}config", None)
+        if own is not None:
+            return own
         is_decoder = name.startswith("decoder") or not self.config.is_encoder_decoder
         found = self.part("decoder_config", "decoder") if is_decoder else self.part("encoder_config", "encoder")
         if not hasattr(found, "get_text_config"):
@@ -129,7 +181,7 @@ class Guesses:
     def tokens(self, name=""):
         most = getattr(self.text(name), "max_position_embeddings", None) or -1
         # Some configs say -1 for "any".
-        return min(EXAMPLE_TOKENS, most) if most > 0 else EXAMPLE_TOKENS
+        return min(self.most_tokens, most) if most > 0 else self.most_tokens
 
     def words(self, name):
         text, tokens = self.text(name), self.tokens(name)
@@ -157,7 +209,7 @@ class Guesses:
         return self.number("num_channels", "in_channels", "in_chans", within=vision) or 3, height, width
 
     def pixels(self, name):
-        if self.has_grid:
+        if self.has_grid or self.is_packed:
             return self.patches(name)
         colours, height, width = self.image()
         frames = getattr(self.vision(), "num_frames", None)
@@ -177,10 +229,18 @@ class Guesses:
         deep = self.number("temporal_patch_size", within=vision) or 1
         wide = self.number("hidden_size", "embed_dim", within=vision)
         sizes = [numbers * deep, numbers, numbers * 2, *([wide] if wide else [])]
-        return [drawn(EXAMPLE_GRID**3, size) for size in dict.fromkeys(sizes)]
+        batch = [1, self.packed_side() ** 2] if self.is_packed else [self.side**3]
+        return [drawn(*batch, size) for size in dict.fromkeys(sizes)]
+
+    def packed_side(self):
+        """Returns the patches along each side of an image whose patches lie in one row."""
+        return math.isqrt(self.number("num_patches", within=self.part("vision_config")) or self.side**2)
+
+    def shapes(self, _):
+        return [whole(self.packed_side(), self.packed_side() + 1, 1, 2)]
 
     def grid(self, name):
-        return [whole(EXAMPLE_GRID, EXAMPLE_GRID + 1, 1, 2 if name.endswith("hw") and not name.endswith("thw") else 3)]
+        return [whole(self.side, self.side + 1, 1, 2 if name.endswith("hw") and not name.endswith("thw") else 3)]
 
     def merges(self, _):
         merge = self.number("spatial_merge_size", "merge_size", within=self.part("vision_config")) or 2
@@ -205,9 +265,14 @@ class Guesses:
 
     def mask(self, name):
         """Ones, as many as there are positions to mask."""
+        if "pixel" in name and self.is_packed:
+            return [whole(1, 2, 1, self.packed_side() ** 2)]
         if "pixel" in name or name == "prompt_masks":
             colours, height, width = self.image()
             return [whole(1, 2, 1, height, width), whole(1, 2, 1, colours, height, width)]
+        if name in MASKS_OF_FEATURES:
+            lengths = dict.fromkeys(size for spec in self.features("") for size in reversed(spec["shape"][1:]))
+            return [whole(1, 2, 1, length) for length in lengths]
         about = [spec for other in self.required if not other.endswith("mask") for spec in self.of(other)[:1]]
         lengths = [size for spec in about for size in spec["shape"][1:]]
         return [whole(1, 2, 1, length) for length in dict.fromkeys([*lengths, self.tokens()])]
@@ -238,6 +303,15 @@ class Guesses:
 
 
 TOWERS = (("vision_config", "pixel_values"), ("audio_config", "input_features"), ("audio_config", "input_values"))
+MASKS_OF_FEATURES = ("feature_attention_mask", "input_features_mask")
+GRIDS = ("grid_thw", "grid_hw")
+# What stands in the place of words, the number of its kind, and how configs call the token that holds the place.
+PLACES = (
+    ("pixel_values", 1, "image_token_id", "image_token_index"),
+    ("pixel_values_videos", 2, "video_token_id", "video_token_index"),
+    ("input_features", 3, "audio_token_id", "audio_token_index"),
+    ("input_values", 3, "audio_token_id", "audio_token_index"),
+)  # fmt: skip
 BANDS = (
     "num_mel_bins", "input_feat_per_channel", "feature_size", "mel_bins", "n_mels", "num_features", "input_features_size",
     "feature_projection_input_dim", "input_dim",
@@ -245,6 +319,7 @@ BANDS = (
 # Patterns of arguments' names, the first that fits.
 PATTERNS = (
     (r"grid_t?hw$", Guesses.grid),
+    (r"^spatial_shapes$", Guesses.shapes),
     (r"merge_sizes$", Guesses.merges),
     (r"^past_|^future_", Guesses.series),
     (r"_masks?$", Guesses.mask),
@@ -263,6 +338,66 @@ def parts_of_config(config):
     for value in vars(config).values():
         if type(value).__name__.endswith("Config") and hasattr(value, "get_text_config"):
             yield from parts_of_config(value)
+
+
+class Counted(Exception):
+    """Ends a run as soon as it has shown what it was for."""
+
+
+def places_in_words(model, token, specs):
+    """Returns how many words an image or a sound takes, as the model says when it puts it in their place; None if it does not."""
+    import torch
+
+    holders = [module for module in model.modules() if hasattr(module, "get_placeholder_mask")]
+    if not holders:
+        return None
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+    def counting(original):
+        def count(*arguments, **keywords):
+            given = inspect.signature(original).bind(*arguments, **keywords).arguments
+            features = [value for name, value in given.items() if name.endswith("features") and value is not None]
+            raise Counted(features[0].numel() // given["inputs_embeds"].shape[-1] if features else None)
+
+        return count
+
+    buffers = Buffers(model)
+    before = [module.__dict__.get("get_placeholder_mask") for module in holders]
+    try:
+        for module in holders:
+            module.get_placeholder_mask = counting(module.get_placeholder_mask)
+        with torch.random.fork_rng(), torch.no_grad(), no_more_products(MOST_WITH_PLACES):
+            inputs = {spec["name"]: sample(spec, drawn_range(spec, model), device) for spec in specs}
+            # One word alone would be the next of a text that was read before.
+            model(input_ids=torch.full((1, 2), token, device=device), **inputs)
+    except Counted as found:
+        return found.args[0]
+    except Exception:  # It is one guess of several.
+        return None
+    finally:
+        for module, function in zip(holders, before):
+            put_back(module, "get_placeholder_mask", function)
+        buffers.restore()
+    return None
+
+
+def no_more_products(most):
+    """Ends a run that takes more multiplications than this."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    class NoMore(TorchDispatchMode):
+        done = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            found = function(*arguments, **(keywords or {}))
+            count = flop_registry.get(function._overloadpacket)
+            self.done += count(*arguments, **(keywords or {}), out_val=found) // 2 if count else 0
+            if self.done > most:
+                raise Counted(None)
+            return found
+
+    return NoMore()
 
 
 def smallest_table(model):

@@ -253,6 +253,11 @@ fn a_config_is_enough() {
         delay_pattern=[0, 1, 2]).save_pretrained('codes')\n\
         t.PerceiverConfig(num_latents=4, d_latents=16, d_model=8, num_self_attends_per_block=1,\n\
         num_cross_attention_heads=2, num_self_attention_heads=2).save_pretrained('states')\n\
+        t.LlavaConfig(text_config=dict(model_type='llama', vocab_size=64, **tower), image_token_index=63,\n\
+        vision_config=dict(model_type='clip_vision_model', image_size=32, patch_size=16, **tower), \n\
+        architectures=['LlavaForConditionalGeneration']).save_pretrained('places')\n\
+        t.Siglip2Config(text_config=dict(vocab_size=64, max_position_embeddings=16, **tower), vision_config=dict(num_patches=4,\n\
+        patch_size=16, **tower), architectures=['Siglip2Model']).save_pretrained('packed')\n\
         t.ASTConfig(num_mel_bins=32, max_length=64, patch_size=16, **tower).save_pretrained('spectrum')\n\
         sees = dict(model_type='swin', embed_dim=8, depths=[1] * 4, num_heads=[1] * 4, out_indices=[1, 2, 3])\n\
         t.OmDetTurboConfig(use_timm_backbone=False, backbone_config=sees, text_config=dict(model_type='clip_text_model',\n\
@@ -283,6 +288,24 @@ fn a_config_is_enough() {
             &[],
             "input_ids=1x16:int64:0..64 --input pixel_values=1x3x32x32",
             &["input_ids [1, 16] Some((0.0, 64.0))", "pixel_values [1, 3, 32, 32] None"],
+        ),
+        // As many words as the image takes in their place, all of them its token.
+        (
+            "places",
+            &[],
+            "input_ids=1x4:int64:63..64 --input pixel_values=1x3x32x32",
+            &["input_ids [1, 4] Some((63.0, 64.0))", "pixel_values [1, 3, 32, 32] None"],
+        ),
+        (
+            "packed",
+            &[],
+            "pixel_values=1x4x768 --input pixel_attention_mask=1x4:int64:1..2 --input spatial_shapes=1x2:int64:2..3",
+            &[
+                "input_ids [1, 16] Some((0.0, 64.0))",
+                "pixel_values [1, 4, 768] None",
+                "pixel_attention_mask [1, 4] Some((1.0, 2.0))",
+                "spatial_shapes [1, 2] Some((2.0, 3.0))",
+            ],
         ),
         ("videomae", &[], "pixel_values=1x2x3x32x32", &["pixel_values [1, 2, 3, 32, 32] None"]),
         (
@@ -317,6 +340,41 @@ fn a_config_is_enough() {
     );
     let said = refuse_hf(&python, "{\"model_type\": \"nosuch\"}");
     assert!(said.contains("model type `nosuch`"), "{said}");
+}
+
+/// What the inputs leave out is told, and a model that cannot be held is refused before the machine runs out of memory.
+#[test]
+fn what_is_left_out_or_too_large_is_said() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = "import torch\n\
+        class Towers(torch.nn.Module):\n\
+        \x20   def __init__(self):\n\
+        \x20       super().__init__()\n\
+        \x20       self.words = torch.nn.Linear(8, 8)\n\
+        \x20       self.sees = torch.nn.ModuleDict({'first': torch.nn.Linear(8, 8), 'tied': torch.nn.Linear(8, 8)})\n\
+        \x20       self.sees['tied'].weight = self.words.weight\n\
+        \x20       self.token = torch.nn.Parameter(torch.zeros(1))\n\
+        \x20   def forward(self, x, image=None):\n\
+        \x20       return self.words(x) if image is None else self.words(x) + self.sees['first'](image) + self.token\n\
+        class Huge(torch.nn.Module):\n\
+        \x20   def __init__(self):\n\
+        \x20       super().__init__()\n\
+        \x20       self.weight = torch.nn.Parameter(torch.zeros(1).expand(10**15))\n\
+        \x20   def forward(self, x):\n\
+        \x20       return x * self.weight[:4]\n";
+    fs::write(folder.path().join("parts.py"), source).unwrap();
+    let target = |class: &str| format!("{}:{class}", folder.path().join("parts.py").display());
+    let (program, said) = trace(&python, folder.path(), &[&target("Towers"), "--input", "x=2x8"]);
+    let note = "no operator reads 81 of 153 parameters with these inputs: sees.first, sees.tied.bias, token";
+    assert_eq!(said, format!("note: {note}\n"));
+    assert_eq!(program.recorded.unwrap().notes[0].text, note);
+    let (_, said) =
+        trace(&python, folder.path(), &[&target("Towers"), "--input", "x=2x8", "--input", "image=2x8"]);
+    assert_eq!(said, "note: no operator reads 8 of 153 parameters with these inputs: sees.tied.bias\n");
+    let said = refuse(&python, folder.path(), &[&target("Huge"), "--input", "4"]);
+    assert!(said.contains("the model's parameters take more than the "), "{said}");
+    assert!(said.contains("hint: --no-weights traces it without them"), "{said}");
 }
 
 fn refuse_hf(python: &Path, config: &str) -> String {

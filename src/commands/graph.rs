@@ -35,7 +35,8 @@ Examples:
 
 Without --depth the deepest level with at most 150 boxes is drawn. Consecutive equal blocks are drawn once, with their number.
 Norms and other small blocks stay closed; the arithmetic of masks and positions is one box, and so are consecutive reshapes
-and copies, except at the deepest level. Without -o the picture goes to standard output.")]
+and copies, except at the deepest level; if the first level alone has more boxes, so is its arithmetic between other
+boxes. Without -o the picture goes to standard output.")]
 pub struct Graph {
     /// A traced model: an archive of torch.jit.save, or IR text
     model: PathBuf,

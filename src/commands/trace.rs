@@ -334,6 +334,9 @@ impl Trace {
                  own while it runs: trace it with its weights"
                     .to_owned()
             }
+            _ if text("message").contains("can't allocate memory") => {
+                "it ran out of memory: smaller inputs take less, and with --no-weights parameters take none".to_owned()
+            }
             ("ModuleNotFoundError", _) => format!(
                 "the target is searched in the current folder and in the packages of {}",
                 self.python

@@ -3,6 +3,9 @@
 //! transformer.
 //!
 //! A block that a plan cuts stays open, to show the cut.
+//!
+//! Where the model's own forward computes between its parts (a loop written out, sampling of a field), a picture of its first
+//! level would not fit a page: there, consecutive operators without parameters are one box.
 
 use crate::{
     diagram::{BoxId, Diagram, DiagramBox, Family},
@@ -28,7 +31,6 @@ pub(crate) struct Closed {
 pub(crate) fn find(diagram: &Diagram) -> Closed {
     let is_index = index_arithmetic(diagram);
     let is_small: Vec<bool> = diagram.ids().map(|id| is_small(diagram, id, &is_index)).collect();
-    let is_free = |item: &DiagramBox| item.amount.as_ref().is_none_or(|amount| amount.value == 0.0);
     let is_link = |id: &&BoxId| {
         let item = diagram.get(**id);
         is_index[id.index()] && is_operator(item) && is_free(item)
@@ -88,6 +90,44 @@ pub(crate) fn close_small(diagram: &Diagram) -> Diagram {
         }
     }
     rebuild(diagram, &boxes, keep, Duplicates::Keep, |_, _| false)
+}
+
+/// Makes one box of consecutive operators that read no parameters, where a block holds more boxes than a page shows.
+pub(crate) fn close_loose(diagram: &Diagram, most: usize) -> Diagram {
+    let mut keep: Vec<BoxId> = diagram.ids().collect();
+    let mut boxes = diagram.boxes().to_vec();
+    let is_loose = |id: &&BoxId| {
+        let item = diagram.get(**id);
+        let is_light = matches!(item.family, Family::Movement | Family::Elementwise | Family::Reduce);
+        is_light && is_operator(item) && !item.has_parameters && is_free(item)
+    };
+    for id in diagram.ids().filter(|id| diagram.get(*id).children.len() > most) {
+        let mut rest = diagram.get(id).children.as_slice();
+        while !rest.is_empty() {
+            let stage = diagram.get(rest[0]).stage;
+            let length =
+                rest.iter().take_while(is_loose).take_while(|id| diagram.get(**id).stage == stage).count();
+            if length >= LEAST_OF_A_RUN {
+                let (run, last) = (&rest[..length], diagram.get(rest[length - 1]));
+                let families = run.iter().map(|id| diagram.get(*id).family);
+                let mut one = DiagramBox {
+                    title: "arithmetic".to_string(),
+                    family: families.reduce(main_family).unwrap_or_default(),
+                    ..joined(diagram, run)
+                };
+                // What leaves the run is mostly made by its last operator.
+                one.attributes.extend(last.attributes.iter().filter(|(name, _)| name == "output").cloned());
+                boxes[run[0].index()] = one;
+                run[1..].iter().for_each(|member| keep[member.index()] = run[0]);
+            }
+            rest = &rest[length.max(1)..];
+        }
+    }
+    rebuild(diagram, &boxes, keep, Duplicates::Keep, |_, _| false)
+}
+
+fn is_free(item: &DiagramBox) -> bool {
+    item.amount.as_ref().is_none_or(|amount| amount.value == 0.0)
 }
 
 /// Puts a frame around each run of operators that compute positions or masks. Also returns the boxes that stay closed

@@ -51,8 +51,13 @@ pub fn view(diagram: &Diagram, depth: Depth) -> (Diagram, Levels) {
     let deepest = |diagram: &Diagram| diagram.depths().into_iter().max().unwrap_or(0).clamp(1, DEEPEST);
     let is_whole = matches!(depth, Depth::At(depth) if depth >= deepest(&merged));
     let joined = if is_whole { merged } else { merge_only_children(&chains::join(diagram)) };
-    let folded = if is_whole { fold(&joined) } else { fold(&closed::close_small(&joined)) };
-    let depths = folded.depths();
+    let mut folded = if is_whole { fold(&joined) } else { fold(&closed::close_small(&joined)) };
+    let mut depths = folded.depths();
+    // Not even the first level fits: its own operators are rows of boxes between its parts.
+    if depth == Depth::Automatic && depths.iter().filter(|depth| **depth == 1).count() > MOST_BOXES {
+        folded = fold(&closed::close_loose(&folded, MOST_BOXES));
+        depths = folded.depths();
+    }
     // Blocks that stay closed are a level that can be requested: the deepest shows it.
     let deepest =
         if depth == Depth::Automatic || is_whole { deepest(&folded) } else { deepest(&fold(&joined)) };

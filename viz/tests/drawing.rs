@@ -278,6 +278,39 @@ fn reshapes_in_a_row_are_one_box_above_the_deepest_level() {
     assert_eq!(titles(Depth::At(1)).len(), 9);
 }
 
+/// A forward that computes between its parts, as in twelve turns of a loop: a page shows turns, not operators.
+#[test]
+fn arithmetic_between_the_parts_of_a_large_first_level_is_one_box() {
+    let operator = |title: &str, family| DiagramBox {
+        family,
+        attributes: vec![("operator".to_string(), title.to_string())],
+        ..named(title)
+    };
+    let drawn = |turns: usize| {
+        let mut diagram = root();
+        let mut last = diagram.add(BoxId::ROOT, operator("conv2d", Family::Convolution));
+        for _ in 0..turns {
+            for title in ["sub", "mul", "floor", "add", "clamp"] {
+                let next = diagram.add(BoxId::ROOT, operator(title, Family::Elementwise));
+                diagram.connect(last, "8", [next]);
+                last = next;
+            }
+            let next = diagram.add(BoxId::ROOT, operator("matmul", Family::Matmul));
+            diagram.connect(last, "8", [next]);
+            last = next;
+        }
+        let (view, _) = view(&diagram, Depth::Automatic);
+        check_scene(&view, &lay_out_diagram(&view, Direction::TopToBottom).unwrap());
+        view.boxes()[1..].iter().map(|item| (item.title.clone(), item.subtitle.clone())).collect::<Vec<_>>()
+    };
+    // As long as the page shows all operators, it does.
+    assert_eq!(drawn(3).len(), 19);
+    let many = drawn(30);
+    assert_eq!(many.len(), 61);
+    assert_eq!(many[1], ("arithmetic".to_string(), "5 operators".to_string()));
+    assert_eq!(many[2].0, "matmul");
+}
+
 #[test]
 fn norms_stay_closed_masks_are_one_box_and_cuts_are_seen() {
     let attribute = |name: &str, value: &str| (name.to_string(), value.to_string());
