@@ -313,11 +313,7 @@ fn proved(stages: &Stages, model: &ModelFile, weights: Option<PathBuf>) -> Resul
             let place = class
                 .and_then(|class| class.split_once('('))
                 .map_or(String::new(), |(class, _)| format!(", in {class},"));
-            return Err(format!(
-                "line {} of {path}{place} does not match the plan: {}",
-                at + 1,
-                line.trim()
-            ));
+            return Err(format!("line {} of {path}{place} does not match the plan: {}", at + 1, line.trim()));
         }
         if found.lines().count() != expected.lines().count() {
             return Err(format!("{path} does not end as the plan's source does"));

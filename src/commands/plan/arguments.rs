@@ -354,10 +354,23 @@ impl PlanArguments {
         }
     }
 
-    /// Carry over this plan, made for fewer or more devices: with as many replicas of its stages as there are devices for,
-    /// it is one of the candidates
-    #[arg(long, value_name = "PLAN")]
-    pub from: Option<PathBuf>,
+    /// Returns the plan to carry over, and its file.
+    fn given(&self) -> Result<Option<(PathBuf, Plan)>, Failure> {
+        let Some(path) = &self.from else { return Ok(None) };
+        let shared = [
+            ("--tensor-parallel", self.tensor_parallel),
+            ("--spatial", self.spatial),
+            ("--context-parallel", self.context_parallel),
+        ];
+        let is_shared = |degree: &Option<Degree>| degree.is_some_and(|degree| degree != Degree::Of(1));
+        match shared.iter().find(|(_, degree)| is_shared(degree)) {
+            Some((name, _)) => Err(Failure::input(format!(
+                "--from carries a plan whose devices have layers of their own, and {name} shares them"
+            ))),
+            None => Ok(Some((path.clone(), plan_file::read(path)?))),
+        }
+    }
+
     /// Turns the arguments into a request to the planner; `other` supplies the cluster if the arguments name none.
     pub fn request(
         &self,
