@@ -302,7 +302,7 @@ mod tests {
         );
         check(
             &own.replace("version: 1", "version: 9").replace("RATE", "1.0"),
-            "device file version 9 is not known, the newest known is 1",
+            "device file version 9 is not supported, the newest supported is 1",
         );
         check(
             &own.replace("kind: devices", "kind: plan").replace("RATE", "1.0"),

@@ -126,7 +126,7 @@ mod tests {
         check("", "`` is not a list of devices: a device's name is missing; write `4xh100`");
         check(
             "99999999xh100",
-            "the cluster has 99999999 devices, more than the 100000 that can be planned for",
+            "the cluster has 99999999 devices, more than the supported 100000",
         );
     }
 }

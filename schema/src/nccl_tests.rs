@@ -205,7 +205,7 @@ mod tests {
         check("    53.70", "   -53.70", "line 16: time is -53.7, not a positive number");
         let rest = "   56.37   84.55      0   594.20   56.47   84.71      0";
         check(rest, "", "line 17: the row ends before `algbw`");
-        check("#  Rank", "#  Device", "line 12: the table is of 0 ranks, a collective has at least 2");
+        check("#  Rank", "#  Device", "line 12: the table is for 0 ranks, a collective needs at least 2");
         check(
             "     1048576 ",
             "# 1048576",

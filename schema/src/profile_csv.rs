@@ -535,7 +535,7 @@ missing: [\"\", \"-\"]
             "half,8,16,1e-20,7,train\n",
             "line 3, column `ms`: the time is 1e-23 s, no operator takes less than 1e-12 s or more than 1e12 s",
         );
-        check("half,8,16\n", "line 3: the row has 3 fields, the header has 6; the file may be cut off");
+        check("half,8,16\n", "line 3: the row has 3 fields, the header has 6; the file may be truncated");
         check(
             "half,zero,16,1,7,train\n",
             "line 3, column `m`: `m` is `zero`, it must be a number of at least 1",
