@@ -160,7 +160,7 @@ mod tests {
         );
         assert_eq!(
             at(Some(38)),
-            "\u{1}block                  kind    time\nmodel…0.mlp.gate_proj  Linear  5 ms\n(a wider terminal shows memory, too)\n"
+            "\u{1}block                  kind    time\nmodel…0.mlp.gate_proj  Linear  5 ms\n(a wider terminal also shows memory)\n"
         );
     }
 

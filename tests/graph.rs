@@ -175,7 +175,7 @@ fn stages_come_from_a_plan() {
 fn wrong_wishes_are_explained() {
     refuse(&["-o", "page.html"], &["`graph` writes no HTML", "report"]);
     refuse(&["-o", "picture.gif"], &["cannot write a .gif file", ".svg, .png, .pdf"]);
-    refuse(&["-o", "picture"], &["does not say what to write"]);
+    refuse(&["-o", "picture"], &["does not tell the format"]);
     refuse(&["--color", "stage"], &["no stages", "--plan"]);
     refuse(&["--depth", "0"], &["--depth"]);
     refuse(&["--plan", "/nonexistent.yaml"], &["nonexistent.yaml"]);

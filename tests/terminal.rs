@@ -129,7 +129,7 @@ fn names_are_shortened_for_a_terminal_only() {
     let whole = piped(&arguments);
     assert!(whole.contains("  transformer.h.0.attn.c_attn ") && !whole.contains("wider terminal"), "{whole}");
     let narrow = plain(&on_terminal(60, &arguments, &[]));
-    assert!(narrow.contains("…") && narrow.contains("(a wider terminal shows "), "{narrow}");
+    assert!(narrow.contains("…") && narrow.contains("(a wider terminal also shows "), "{narrow}");
     // Wide enough, a terminal shows what a pipe gets.
     let wide = plain(&on_terminal(300, &arguments, &[]));
     assert_eq!(wide.lines().collect::<Vec<_>>(), whole.lines().collect::<Vec<_>>());

@@ -246,7 +246,10 @@ mod tests {
         }
         check("load_library::load", foreign("load_library"));
         check("fbgemm_::x", foreign("fbgemm_"));
-        check("aten::from_file", Some(OperatorFault::Refused("it opens a file of any name, and makes it")));
+        check(
+            "aten::from_file",
+            Some(OperatorFault::Refused("it opens a file of any name, and may create it")),
+        );
     }
 
     #[test]

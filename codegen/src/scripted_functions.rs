@@ -247,9 +247,9 @@ mod tests {
         check("  m = [1]\n  y = torch.append(m, 1)\n  return torch.sum(x, l)\n", "");
         check(
             "  return torch.add(x, CONSTANTS.c0)\n",
-            "it calls a function that reaches for a module or a constant",
+            "it calls a function that accesses a module or a constant",
         );
-        check("  return __torch__.a.b.g(x, )\n", "it calls what is not in the archive");
+        check("  return __torch__.a.b.g(x, )\n", "it calls a function that is not in the archive");
         check("  return __torch__.a.b.f(x, l, )\n", "");
         check("  return x", "");
     }

@@ -372,8 +372,14 @@ mod tests {
             assert_eq!(read_cluster(&text, &IndexMap::new()).unwrap_err().to_string(), expected);
         };
         check("kind: plan\nversion: 1\n", "this is a `plan` file, not a `cluster` file");
-        check("kind: cluster\nversion: 0\n", "cluster file version 0 is not supported, the newest supported is 1");
-        check("kind: cluster\nversion: 9\n", "cluster file version 9 is not supported, the newest supported is 1");
+        check(
+            "kind: cluster\nversion: 0\n",
+            "cluster file version 0 is not supported, the newest supported is 1",
+        );
+        check(
+            "kind: cluster\nversion: 9\n",
+            "cluster file version 9 is not supported, the newest supported is 1",
+        );
         check("devices: []\n", "the cluster has no devices");
         check("devices: [{type: h100, count: 0}]\n", "the cluster has no devices");
         check("devices: [{type: banana, count: 1}]\n", "no device is called `banana`");

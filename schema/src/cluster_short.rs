@@ -124,9 +124,6 @@ mod tests {
         check("0xh100", "`0xh100` is not a list of devices: a count is zero");
         check("4xbanana", "no device is called `banana`");
         check("", "`` is not a list of devices: a device's name is missing; write `4xh100`");
-        check(
-            "99999999xh100",
-            "the cluster has 99999999 devices, more than the supported 100000",
-        );
+        check("99999999xh100", "the cluster has 99999999 devices, more than the supported 100000");
     }
 }

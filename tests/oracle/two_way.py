@@ -280,7 +280,7 @@ def refused(cases):
         ("--sharding zero1 cannot be combined with two copies of the model", run, ("--replicas", "2", "--sharding", "zero1")),
         ("--shards 2 cannot be combined with two copies of the model", run, ("--shards", "2")),
         ("the schedule table is for 2 micro-batches of each copy", run, ("--micro-batches", "4")),
-        ("unequal replicas run one stage a rank under 1F1B or GPipe", run, ("--replicas", "2,1")),
+        ("unequal replicas run one stage per rank under 1F1B, GPipe or PipeDream", run, ("--replicas", "2,1")),
         ("chimera runs two copies of the model, which needs a table: write one with `model-analyze simulate --schedule chimera --ranks 2", plain, ("--schedule", "chimera")),
         ("stage 1 runs other micro-batches than stage 0 of its copy, or in another order", plain, ("--schedule", "swapped.csv")),
         ("one copy of the model runs 2 micro-batches, the other 1", plain, ("--schedule", "uneven.csv")),

@@ -431,7 +431,7 @@ mod tests {
             named(60).map(|(name, family)| Series { name, family, points: vec![point] }).collect();
         let svg = fit_plots(&FitPlots { series, ..FitPlots::default() }).expect("drawn");
         assert!((0..60).all(|i| svg.contains(&format!("kind {i}\n")) || svg.contains(&format!("kind {i}<"))));
-        assert!(svg.contains("stands at the edge"));
+        assert!(svg.contains("are drawn at the edge"));
     }
 
     #[test]

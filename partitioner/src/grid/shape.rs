@@ -7,7 +7,7 @@ use crate::{
     stage::run::{Run, rank_of},
 };
 
-/// Up to this many devices, all numbers of stages and replicas are tried; beyond, those of a ladder.
+/// Up to this many devices, all numbers of stages and replicas are tried; beyond, only those that use all devices, and halves.
 pub(crate) const FEW_DEVICES: usize = 16;
 
 /// Stages in a row, each of as many chunks and replicas, under a schedule.
@@ -101,15 +101,21 @@ impl GridSpace {
         ranks.into_iter().filter(|ranks| (1..=n_parts).contains(ranks)).map(grid).collect()
     }
 
-    /// Returns pipelines whose stages have two replicas or more: all shapes on few devices, else those of as many replicas as there
-    /// are devices for.
+    /// Returns pipelines whose stages have two replicas or more: all shapes on few devices, else those that leave few devices idle.
     pub(crate) fn replicated(&self, schedule: Schedule, chunks: usize) -> Vec<Grid> {
         let most = (self.n_devices / 2).min(self.n_blocks / chunks);
         let mut grids = Vec::new();
         for ranks in (2..=most).filter(|&ranks| self.wanted.is_none_or(|wanted| ranks == wanted)) {
             let all = self.n_devices / ranks;
-            // Shapes that leave devices idle are pruned by their bounds, or are the best where work divides no other way.
-            let replicas = if self.n_devices <= FEW_DEVICES { (2..=all).rev().collect() } else { vec![all] };
+            // One more rank with as many replicas would fit, so this shape leaves devices idle.
+            let is_wasteful = ranks < most && self.n_devices / (ranks + 1) == all && self.wanted.is_none();
+            let replicas = if self.n_devices <= FEW_DEVICES {
+                (2..=all).rev().collect()
+            } else if is_wasteful {
+                Vec::new()
+            } else {
+                vec![all]
+            };
             for replicas in replicas {
                 for replicas_together in [true, false] {
                     // If all devices are alike, both arrangements are equal.
@@ -176,28 +182,10 @@ impl GridSpace {
     }
 }
 
-/// Numbers of stages or replicas to try, the most first: all of few, and of more the largest and those of a ladder, eight to each
-/// doubling. The ladder does not depend on the number of devices, so what is tried with some is tried with more.
+/// Numbers of stages or replicas to try, the most first.
 pub(crate) fn counts(least: usize, most: usize) -> Vec<usize> {
-    let is_tried = |count: &usize| {
-        let step = (count / FEW_DEVICES + 1).next_power_of_two();
-        *count == most || *count <= FEW_DEVICES || count.is_multiple_of(step)
-    };
-    (least.min(most)..=most).rev().filter(is_tried).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ladder_of_counts_is_the_same_for_more() {
-        assert_eq!(counts(2, 5), [5, 4, 3, 2]);
-        assert_eq!(counts(13, 35), [35, 32, 30, 28, 26, 24, 22, 20, 18, 16, 15, 14, 13]);
-        for most in 1..300 {
-            let (fewer, more) = (counts(1, most), counts(1, most + 1));
-            assert!(fewer[1..].iter().all(|count| more.contains(count)), "{most}");
-        }
-        assert!(counts(2, 4096).len() < 90);
+    if most <= FEW_DEVICES {
+        return (least.min(most)..=most).rev().collect();
     }
+    std::iter::successors(Some(most), |&count| Some(count / 2)).take_while(|&count| count >= least).collect()
 }

@@ -82,37 +82,6 @@ fn one_more_device_makes_no_plan_slower() {
     assert!(is_skipped(0) || n_compared > 200, "{n_compared}");
 }
 
-/// Beyond so many devices not all numbers of stages are tried: those of a ladder, which is the same for more devices.
-#[test]
-fn more_than_a_number_of_the_ladder_makes_no_plan_slower() {
-    let mut dice = Dice(62);
-    let (mut n_compared, mut slower) = (0, Vec::new());
-    for case in 0..cases(6) {
-        let n_devices = [16, 18, 20, 24, 28, 32][dice.below(6) as usize];
-        let more = 1 + dice.below(7) as usize;
-        // As many blocks as devices of one and the same work: one stage more helps no device.
-        let mut less = asked(&mut dice, n_devices, n_devices);
-        let first = less.blocks[0].clone();
-        less.blocks.iter_mut().for_each(|block| {
-            (block.forward, block.input_gradient) = (first.forward, first.input_gradient);
-            block.weight_gradient = first.weight_gradient;
-        });
-        if is_skipped(case) {
-            continue;
-        }
-        let machine = less.machine.grown(n_devices + more);
-        let more = Problem { machine, ..less.clone() };
-        // Chunks and two copies need more devices in a row than that to differ, and take long.
-        let is_quick =
-            |strategy: Option<Strategy>| strategy.is_some_and(|strategy| strategy.row().schedule.is_some());
-        let is_asked = |strategy: Option<Strategy>| {
-            is_quick(strategy) && strategy.is_some_and(|strategy| !strategy.makes_chunks())
-        };
-        compare((&less, &more), is_asked, (case, &mut n_compared, &mut slower));
-    }
-    assert!(slower.is_empty(), "{} of {n_compared}:\n{}", slower.len(), slower.join("\n"));
-}
-
 #[test]
 fn more_memory_makes_no_plan_slower() {
     let mut dice = Dice(63);
