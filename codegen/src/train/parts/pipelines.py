@@ -106,10 +106,8 @@ class Pipeline:
             with torch.no_grad(), Operations() as operations:
                 outputs = wrapped(*arguments, **micro_batch)
             run.operations = operations.count + (received[2] if stage else 0)  # of a forward pass up to this stage
-            inputs_meta = tuple(t.to("meta") for t in arguments)
-            if stage == 0:
-                inputs_meta = tuple(t.to("meta") for t in run.first_arguments(micro_batch))
-            metas[stage] = (inputs_meta, tuple(t.to("meta") for t in outputs))
+            arguments = run.first_arguments(micro_batch) if stage == 0 else arguments
+            metas[stage] = (tuple(map(form_of_tensor, arguments)), tuple(map(form_of_tensor, outputs)))
             if stage + 1 < count:
                 received = (*describe(outputs, wrapped.sent_dtypes), run.operations)
                 if owner[stage + 1] != run.rank:
@@ -159,6 +157,11 @@ class Pipeline:
         target = torch.arange(run.arguments.micro_batches) if has_last else None
         self.schedule.step(target=target, losses=losses if has_last else None, return_outputs=False)
         return sum(float(loss.detach()) for loss in losses) if has_last else None
+
+
+def form_of_tensor(tensor):
+    """Returns type, sizes and strides without numbers: `to("meta")` would pack what has gaps, as `x[:, 0]`."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def refuse_lost(buffers):

@@ -222,8 +222,8 @@ class Wrapped(nn.Module):
         outputs = self.run(values)
         if self.is_last:
             # The runtime detaches the last stage's outputs in place: the buffers of received tensors must stay
-            # attached.
-            return tuple(o.view_as(o) if o.is_leaf or any(o is t for t in tensors) else o for o in outputs)
+            # attached. (Another view than `alias` may change strides of dimensions of size one, which the runtime compares.)
+            return tuple(torch.ops.aten.alias(o) if o.is_leaf or any(o is t for t in tensors) else o for o in outputs)
         self.sent_dtypes = [output.dtype for output in outputs]
         outputs = [encode(output) for output in outputs]
         seen = {t.untyped_storage().data_ptr() for t in tensors}
