@@ -13,6 +13,7 @@ The model's own output goes to standard error. Only torch is needed.
 
 import collections.abc
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib
@@ -408,6 +409,49 @@ class Buffers:
         return [name for name, _ in sized]
 
 
+class Caches:
+    """What modules keep beside parameters and buffers, such as biases that LevIT looks up once and uses again.
+
+    What a run computed from parameters must not be there in the next: a trace would hold its numbers, not how they were made.
+    """
+
+    def __init__(self, model):
+        self.modules = list(model.modules())
+        self.before = [
+            {name: (value, copy.copy(value) if isinstance(value, (dict, list)) else None) for name, value in self.kept(module)}
+            for module in self.modules
+        ]
+
+    def kept(self, module):
+        return [(name, value) for name, value in vars(module).items() if name not in OWN_TABLES]
+
+    def forget(self):
+        """Puts back what holds a tensor that hangs on parameters."""
+        for module, before in zip(self.modules, self.before):
+            for name, value in self.kept(module):
+                if not hangs_on_parameters(value):
+                    continue
+                original, copied = before.get(name, (None, None))
+                if copied is not None:
+                    original.clear()
+                    original.update(copied) if isinstance(copied, dict) else original.extend(copied)
+                if name in before:
+                    vars(module)[name] = original
+                else:
+                    del vars(module)[name]
+
+
+OWN_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def hangs_on_parameters(value):
+    import torch
+
+    if isinstance(value, dict):
+        value = list(value.values())
+    return any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in (value if isinstance(value, list) else [value]))
+
+
 def same(one, other):
     """Tells whether two tensors of one shape and type are bitwise equal, NaN included."""
     import torch
@@ -529,7 +573,7 @@ def trace(
         config.use_cache = False
         say(note="turned use_cache off: a trace cannot return a cache")
 
-    buffers = Buffers(model)
+    buffers, caches = Buffers(model), Caches(model)
     names = [name for name, _ in inputs]
 
     def run():
@@ -555,6 +599,7 @@ def trace(
         raise
     finally:
         places.remove()
+        caches.forget()
     sized = buffers.settle()
     if sized:
         say(note=f"buffers whose size is set by forward are kept as its first call left them: {', '.join(sized[:3])}")
@@ -587,6 +632,7 @@ def trace(
     finally:
         restore()
         buffers.restore()
+        caches.forget()
     return traced, [name for name, _ in found]
 
 

@@ -377,6 +377,30 @@ fn what_is_left_out_or_too_large_is_said() {
     assert!(said.contains("hint: --no-weights traces it without them"), "{said}");
 }
 
+/// What a first run keeps is computed again when the model is traced: an archive must hold how, not the numbers.
+#[test]
+fn what_forward_keeps_of_parameters_is_traced() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = "import torch\n\
+        class Cached(torch.nn.Module):\n\
+        \x20   def __init__(self):\n\
+        \x20       super().__init__()\n\
+        \x20       self.bias = torch.nn.Parameter(torch.randn(8))\n\
+        \x20       self.kept, self.last, self.order = {}, None, torch.arange(7, -1, -1)\n\
+        \x20   def forward(self, x):\n\
+        \x20       if 'bias' not in self.kept:\n\
+        \x20           self.kept['bias'] = self.bias[self.order]\n\
+        \x20       if self.last is None:\n\
+        \x20           self.last = self.bias * 2\n\
+        \x20       return x + self.kept['bias'] + self.last\n";
+    fs::write(folder.path().join("cached.py"), source).unwrap();
+    let target = format!("{}:Cached", folder.path().join("cached.py").display());
+    let (program, said) = trace(&python, folder.path(), &[&target, "--input", "2x8"]);
+    assert_eq!(said, "");
+    assert_eq!(operators(&program), ["aten::index", "aten::mul", "aten::add", "aten::add"]);
+}
+
 fn refuse_hf(python: &Path, config: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("config.json"), config).unwrap();
