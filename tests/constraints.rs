@@ -97,7 +97,7 @@ fn layers_are_counted() {
     assert_eq!(counted["stages"], named["stages"]);
     let with = |layers: &'static str| [&asked[..], &["--layers", layers]].concat();
     fails(&with("2,1"), 2, "--layers sums to 3, the model has 2 blocks of BertLayer");
-    fails(&with("2,1"), 2, "--layers 1,1 would do");
+    fails(&with("2,1"), 2, "--layers 1,1 fits");
     fails(&with("0,2"), 2, "0 is not in 1..");
     fails(&[CNN, "--devices", "2xt4", "--layers", "1,1"], 2, "--layers");
 }
@@ -177,7 +177,7 @@ fn what_cannot_be_is_refused_by_name() {
     );
     fails(&with(&["--cut-at", "fc1", "--strategy", "interleaved"]), 2, "all cuts are given");
     fails(&with(&["--cut-at", "fc1", "--strategy", "data-parallel"]), 2, "the whole model is one stage");
-    fails(&with(&["--cut-at", "fc1", "--strategy", "optcnn"]), 2, "takes no --cut-at");
+    fails(&with(&["--cut-at", "fc1", "--strategy", "optcnn"]), 2, "does not take --cut-at");
     let kept =
         [&[BERT][..], &devices, &["--keep-together", "bert.encoder", "--cut-at", "bert.encoder.layer.1"]];
     fails(&kept.concat(), 2, "a stage is to begin inside `bert.encoder`, which --keep-together keeps whole");
@@ -292,7 +292,7 @@ fn pins_that_cannot_be_are_refused_by_name() {
             &["--pin", "fc3=0", "--pin", "conv1=1"],
             "`fc3` is pinned to an earlier stage than `conv1`, which it needs",
         ),
-        (&["--pin", "conv1=1", "--strategy", "1f1b"], "--pin conv1=0 would do"),
+        (&["--pin", "conv1=1", "--strategy", "1f1b"], "--pin conv1=0 has a plan"),
         (&["--pin", "fc1=3", "--stages", "2"], "`fc1` is pinned to stage 3, and of 2 the last is 1"),
         (&["--pin", "fc1=0", "--cut-at", "conv2"], "the cuts that are given do not bring `fc1`"),
         (&["--pin", "fc1=0", "--strategy", "pipedream"], "it chooses the number of stages itself"),
@@ -432,5 +432,9 @@ fn a_plan_is_carried_to_other_devices() {
         "2 stages on devices of their own, and there are 1",
     );
     fails(&[BERT, "--devices", "3xt4", "--stages", "3", "--from", &small], 2, "has 2 stages in a row");
-    fails(&[BERT, "--devices", "2xt4", "--check", &small, "--from", &small], 2, "--check takes no --from");
+    fails(
+        &[BERT, "--devices", "2xt4", "--check", &small, "--from", &small],
+        2,
+        "--check does not take --from",
+    );
 }

@@ -65,7 +65,7 @@ fn wrong_input_is_named() {
     check(&|text| text, &["--features", "raw", "-o", "x.yaml"], "physical");
     // A name that was typed may be mistyped.
     let nameless = |text: String| text.replace(",device,", ",").replace(",A100,", ",");
-    check(&nameless, &["--device", "A10O"], "perhaps A10");
+    check(&nameless, &["--device", "A10O"], "did you mean A10");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn the_output_of_nccl_tests_becomes_a_level_of_a_cluster() {
         assert!(shown.contains(expected), "{shown}");
     };
     wrong(("   22.57 ", "     nan "), &[], "wrong.txt: line 18: time is `nan`, not a number");
-    wrong(("#  Rank", "#  Device"), &[], "line 16: the table is of 0 ranks");
+    wrong(("#  Rank", "#  Device"), &[], "line 16: the table is for 0 ranks");
     wrong(("all_reduce_perf", "hypercube_perf"), &[], "there is no formula for the time of `hypercube`");
     wrong(("", ""), &["--plot", "x.svg"], "--plot is for profiles of operators");
 }

@@ -168,7 +168,7 @@ fn stages_come_from_a_plan() {
     };
     check(plan("nowhere", digest), "no block `nowhere`");
     check(plan("head", "00"), "was made for another model, `unet`");
-    check(plan("head", digest).replace("version: 1", "version: 9"), "the newest known is 1");
+    check(plan("head", digest).replace("version: 1", "version: 9"), "the newest supported is 1");
 }
 
 #[test]

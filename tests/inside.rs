@@ -99,12 +99,12 @@ fn what_cannot_be_is_refused() {
         (
             &["plan", CNN, "--devices", "4xt4", "--strategy", "optcnn", "--stages", "2"],
             2,
-            "takes no --stages",
+            "does not take --stages",
         ),
         (
             &["plan", CNN, "--devices", "4xt4", "--strategy", "flexflow", "-o", "plan.yaml"],
             2,
-            "takes no --output",
+            "does not take --output",
         ),
         (&["plan", CNN, "--devices", "2xt4+2xv100", "--strategy", "optcnn"], 2, "needs devices of one type"),
         (

@@ -249,7 +249,7 @@ fn sizes_that_depend_on_values_are_explained() {
     std::fs::write(&path, text).expect("written");
     let report = inspect(&[&path.display().to_string()]);
     let expected = "sizes after aten::nonzero ×1 depend on the values of tensors (first in (root)); \
-                    `model-analyze trace` records those of its example";
+                    `model-analyze trace` records those of its example inputs";
     assert_eq!(report["notes"], serde_json::json!([expected]));
 }
 

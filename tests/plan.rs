@@ -718,7 +718,7 @@ fn what_the_script_takes_of_the_host_is_in_the_plan() {
         fails(&[&asked[..], &["--host-overhead", wrong]].concat(), 2, &["--host-overhead"]);
     }
     let forward = ["plan", model, "--devices", "2xt4", "--inference", "--host-overhead", "9"];
-    fails(&forward, 2, &["a forward pass alone takes no --host-overhead"]);
+    fails(&forward, 2, &["a forward pass does not take --host-overhead"]);
 }
 
 #[test]
@@ -727,14 +727,14 @@ fn inference_refuses_what_is_of_training() {
     fails(
         &["plan", GPT2, "--devices", "2xt4", "--inference", "--optimizer", "sgd", "--sharding", "zero1"],
         2,
-        &["a forward pass alone takes no --optimizer, --sharding"],
+        &["a forward pass does not take --optimizer, --sharding"],
     );
     fails(
         &["plan", GPT2, "--devices", "2xt4", "--objective", "latency", "--batch", "4"],
         2,
-        &["one request's forward pass takes no --batch"],
+        &["one request's forward pass does not take --batch"],
     );
-    fails(&["plan", PROFILE, "--inference"], 2, &["a profile graph takes no --inference"]);
+    fails(&["plan", PROFILE, "--inference"], 2, &["a profile graph does not take --inference"]);
     let cnn = "fixtures/traces/cnn_basic.pt";
     fails(
         &["plan", cnn, "--devices", "2xt4", "--inference", "--kv-cache", "10"],
@@ -806,5 +806,9 @@ fn sizes_of_micro_batches_that_cannot_be_are_refused() {
         &["divides a batch of 16", "4 or 8 samples divide it"],
     );
     with(cnn, &["--micro-batch-size", "0"], &["at least one sample"]);
-    fails(&["plan", PROFILE, "--micro-batch-size", "4"], 2, &["a profile graph takes no --micro-batch-size"]);
+    fails(
+        &["plan", PROFILE, "--micro-batch-size", "4"],
+        2,
+        &["a profile graph does not take --micro-batch-size"],
+    );
 }

@@ -183,7 +183,7 @@ fn weight_versions_are_counted() {
         "the same weights in every stage",
     );
     fails(&["--csv", "schedules/1f1b-3x4.csv", "--vertical-sync"], 2, "cannot be used with");
-    fails(&["--schedule", "2bw", "--ranks", "4", "--micro-batches", "3"], 2, "--micro-batches 4 works");
+    fails(&["--schedule", "2bw", "--ranks", "4", "--micro-batches", "3"], 2, "use --micro-batches 4");
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn wrong_arguments_are_explained() {
     };
     plan(&["--schedule", "1f2b"], "unknown schedule `1f2b`, did you mean `1f1b`?");
     plan(&["--schedule", "magic"], "schedules are layer-parallel, gpipe");
-    plan(&["--micro-batches", "3"], "--micro-batches 4 works");
+    plan(&["--micro-batches", "3"], "use --micro-batches 4");
     plan(&["--micro-batches", "0"], "at least one micro-batch");
     plan(&["--host-overhead", "NaN"], "the host overhead is NaN");
     fails(&[], 2, "required");
@@ -304,7 +304,7 @@ fn wrong_plans_are_explained() {
     check("devices: [\"node0:0\"]", "devices: [\"node0:1\"]", "the same number must be on each");
     check("schedule: 1f1b", "schedule: 1f1c", "did you mean `1f1b`?");
     check("kind: plan", "kind: cluster", "the file is a `cluster`, not a plan");
-    check("version: 1", "version: 7", "the plan has version 7, the newest known is 1");
+    check("version: 1", "version: 7", "the plan has version 7, the newest supported is 1");
     check("to: 1,", "to: 0,", "it must go to a later one");
     check("micro_batches: 8", "micro_batches: many", "micro_batches");
 }

@@ -567,13 +567,15 @@ fn notes_travel_in_the_archive() {
     );
     let place = format!("{FIXED}:{}", line_of("if x.mean() > 0:"));
     let unchecked = "the trace was not compared with the model on a second input (--no-check)".to_owned();
+    let unread = "no operator reads 72 of 144 parameters with these inputs: a".to_owned();
     check(
         &[&format!("{FIXED}:Branch"), "--input=4x8", "--no-check"],
-        &[format!("{place}: {truth}"), unchecked.clone()],
+        &[format!("{place}: {truth}"), unread.clone(), unchecked.clone()],
         &[
             format!(
                 "the trace contains only one outcome of a statement that depends on data: {place}: {truth}"
             ),
+            unread,
             unchecked,
         ],
     );

@@ -372,6 +372,7 @@ fn what_is_left_out_or_too_large_is_said() {
     let (_, said) =
         trace(&python, folder.path(), &[&target("Towers"), "--input", "x=2x8", "--input", "image=2x8"]);
     assert_eq!(said, "note: no operator reads 8 of 153 parameters with these inputs: sees.tied.bias\n");
+    fs::remove_file(folder.path().join("model.pt")).unwrap();
     let said = refuse(&python, folder.path(), &[&target("Huge"), "--input", "4"]);
     assert!(said.contains("the model's parameters take more than the "), "{said}");
     assert!(said.contains("hint: --no-weights traces it without them"), "{said}");

@@ -166,7 +166,7 @@ fn checkpoints_that_do_not_fit_say_why() {
     write("no.index.json", "{}");
     assert!(said(&at("no.index.json")).contains("there is no `weight_map`"));
     write("away.index.json", r#"{"weight_map": {"a": "../secret"}}"#);
-    assert!(said(&at("away.index.json")).contains("`../secret` is not a file beside it"));
+    assert!(said(&at("away.index.json")).contains("`../secret` is not a file in its folder"));
     write("lost.index.json", r#"{"weight_map": {"a": "lost.safetensors"}}"#);
     assert!(said(&at("lost.index.json")).contains("lost.safetensors: No such file"));
     fs::create_dir(at("empty")).unwrap();
@@ -326,7 +326,7 @@ fn models_that_need_their_weights_say_so() {
     fs::write(&file, NEEDS_WEIGHTS).unwrap();
     let output = folder.path().join("model.pt");
     for (class, expected) in [
-        ("Reads", "hint: with --no-weights parameters have no numbers while the model is built"),
+        ("Reads", "hint: with --no-weights, parameters have no values while the model is built"),
         ("Keeps", "error: forward uses a tensor that was computed from weights when the model was built"),
         ("Lazy", "error: layer.weight has no size before the model runs; trace it with its weights"),
     ] {

@@ -60,8 +60,8 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         };
         // Unknown fields of a later version are not an error.
-        check("kind: plan\nversion: 7\nstages: {not: a list}\n", "has version 7, the newest known is 1");
-        check("kind: plan\nversion: 0\n", "has version 0, the newest known is 1");
+        check("kind: plan\nversion: 7\nstages: {not: a list}\n", "has version 7, the newest supported is 1");
+        check("kind: plan\nversion: 0\n", "has version 0, the newest supported is 1");
         check("kind: cluster\nversion: 1\n", "the file is a `cluster`, not a plan");
         check("kind: plan\n", "`version` is missing");
         check("stages: []\n", "`kind` is missing");

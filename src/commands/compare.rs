@@ -114,7 +114,7 @@ impl Compare {
             ("--on-first", !asking.on_first.is_empty()),
         ];
         if asking.from.is_some() {
-            return Err(Failure::input("compare takes no --from: it compares plans of strategies"));
+            return Err(Failure::input("compare does not take --from: it compares plans of strategies"));
         }
         if let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::input(format!("compare does not take {name}: it compares all of them"))

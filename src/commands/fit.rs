@@ -210,8 +210,8 @@ impl Fit {
             whole.n_invalid += profile.n_invalid;
         }
         for (count, what) in [
-            (whole.n_missing, "cells are empty"),
-            (whole.n_invalid, "times are not positive numbers and were left out"),
+            (whole.n_missing, "cells have no value"),
+            (whole.n_invalid, "times are not above zero and were left out"),
         ] {
             if count > 0 {
                 note(&format!("{count} {what}"));

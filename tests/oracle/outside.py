@@ -129,7 +129,7 @@ def judged(made, shared, degree, folder):
     if faults or len(found) < degree:
         return False, f"failed: {faults[0].strip().splitlines()[-1] if faults else 'a rank has ended'}"
     outputs, gradients = max(v[0] for v in found), max(v[1] for v in found)
-    source = (made / "stages/stage_0.py").read_text().split("def forward")[1]
+    source = (made / "stages/stage_0.py").read_text().partition("def forward")[2]
     limit = SINGLE if "float32" in source or ".float()" in source else TOLERANCE
     is_same = outputs <= limit and gradients <= limit
     return is_same, f"outputs {outputs:.1e}, gradients {gradients:.1e} {max(found, key=lambda v: v[1])[2]}; {shared['split_flops']:.1%} of FLOPs shared"

@@ -264,7 +264,7 @@ def refused(cases):
         "the last batch of loader() has 2 samples of 8": (loading(cases.place, more=LOADER.replace("SHUFFLE", "False").replace("drop_last=True", "drop_last=False")),),
         "loader() of the task gives no batch": (loading(cases.place, more="\n\ndef loader(*_):\n    return []\n"),),
         "gives Tensor, not pairs": (loading(cases.place, more="\n\ndef loader(*_):\n    return [torch.zeros(3)]\n"),),
-        "returns no iterable, but int": (loading(cases.place, more="\n\ndef loader(*_):\n    return 3\n"),),
+        "returns int, which is not iterable": (loading(cases.place, more="\n\ndef loader(*_):\n    return 3\n"),),
         "cannot share out the update of Muon": (
             picture(old="SGD(parameters, lr=0.1, momentum=0.9)", new="Muon([p for p in parameters if p.dim() == 2])", clip=1.0),
             "--replicas", "2", "--sharding", "zero1",

@@ -198,7 +198,7 @@ def main():
                 continue
             outputs, gradients = max(v[0] for v in found), max(v[1] for v in found)
             where = max(found, key=lambda v: v[1])[2]
-            limit = SINGLE if "float32" in (folder / "stages/stage_0.py").read_text().split("def forward")[1] or ".float()" in (folder / "stages/stage_0.py").read_text() else TOLERANCE
+            limit = SINGLE if "float32" in (folder / "stages/stage_0.py").read_text().partition("def forward")[2] or ".float()" in (folder / "stages/stage_0.py").read_text() else TOLERANCE
             is_same = outputs <= limit and gradients <= limit
             failed += not is_same
             word = "the same" if is_same else "DIFFERENT"
