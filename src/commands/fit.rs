@@ -211,7 +211,7 @@ impl Fit {
         }
         for (count, what) in [
             (whole.n_missing, "cells have no value"),
-            (whole.n_invalid, "times are not above zero and were left out"),
+            (whole.n_invalid, "times are not above 0 and were left out"),
         ] {
             if count > 0 {
                 note(&format!("{count} {what}"));

@@ -62,7 +62,7 @@ impl Repeated {
     pub fn find(text: &Text<'_>, segments: &[Segment], is_sharded: bool) -> Self {
         let mut this = Self { blocks: candidates(text, segments, is_sharded), kinds: BTreeSet::new() };
         this.one_kind_a_module();
-        let mut scopes = vec![0..text.stage.steps.len()];
+        let mut scopes = this.choose(&(0..text.stage.steps.len()));
         while let Some(scope) = scopes.pop() {
             scopes.extend(this.choose(&scope));
         }

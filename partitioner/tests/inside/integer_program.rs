@@ -44,7 +44,7 @@ pub fn solved(choices: &Choices, price: impl Fn(&Cost) -> f64, bytes: f64) -> Op
         program.add_constraint(picks.map(|(&pick, cost)| (pick, cost.bytes)), ComparisonOp::Le, bytes);
     }
     match program.solve() {
-        Ok(outcome) => Some(outcome.into_solution().unwrap().objective()),
+        Ok(outcome) => Some(outcome.into_solution().expect("an optimum").objective()),
         Err(microlp::Error::Infeasible) => None,
         Err(other) => panic!("{other}"),
     }
