@@ -295,3 +295,28 @@ fn what_was_not_compared_is_said() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--targets torchscript"));
 }
+
+/// As a user types it: layers that are alike are modules of one class, and recomputed ones are handed to torch's checkpoint.
+#[test]
+fn repeated_layers_are_one_class_that_computes_as_they_do() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/gpt2_tiny.pt");
+    for (recompute, call) in
+        [(&[][..], "= self."), (&["--recompute", "transformer.h.*=always"], "= again(self.")]
+    {
+        let out = place.path().join(format!("out{}", recompute.len()));
+        let mut split = command();
+        split.arg("split").arg(&model).args(["--devices", "1xt4", "--stages", "1"]).args(recompute);
+        split.arg("-o").arg(&out).assert().success();
+        let source = fs::read_to_string(out.join("stages/stage_0.py")).unwrap();
+        assert!(source.contains("class GPT2Block(Holder):"), "{source}");
+        for layer in 0..2 {
+            let call = format!("{call}transformer.h[{layer}]");
+            assert_eq!(source.matches(&call).count(), 1, "{call}: {source}");
+        }
+        let (output, answer) = verify(&out, &["--form", "python", "--python", python.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(answer["forms"][0]["form"], "python");
+    }
+}

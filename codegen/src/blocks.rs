@@ -8,16 +8,12 @@ use std::collections::HashMap;
 
 use tracer::{CallId, NodeId, Program};
 
-use crate::{error::CutError, pipeline::Assignment};
+use crate::{error::CutError, location, pipeline::Assignment};
 
 /// Returns the unique path of a call: the module's, with the number of the call when it is not the first.
 pub fn call_path(program: &Program, call: CallId) -> String {
     let call = &program.calls[call.index()];
-    let path = &program.modules[call.module.index()].path;
-    match call.ordinal {
-        0 | 1 => path.clone(),
-        ordinal => format!("{path} (call {ordinal})"),
-    }
+    location::numbered(&program.modules[call.module.index()].path, call.ordinal)
 }
 
 /// Returns the unique path of an operator: its call's, and its own name.

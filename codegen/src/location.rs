@@ -7,7 +7,12 @@ pub(crate) fn path(program: &Program, node: NodeId) -> String {
     let call = &program.calls[program.nodes[node.index()].call.index()];
     let path = &program.modules[call.module.index()].path;
     let path = if path.is_empty() { "model" } else { path };
-    match call.ordinal {
+    numbered(path, call.ordinal)
+}
+
+/// Returns a call's place: the path of its module, with the number of the call from the second on.
+pub(crate) fn numbered(path: &str, ordinal: u32) -> String {
+    match ordinal {
         0 | 1 => path.to_string(),
         ordinal => format!("{path} (call {ordinal})"),
     }

@@ -2,7 +2,7 @@
 //!
 //! Names come from an untrusted file: none of them reaches code, a comment or a path unescaped.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use operators::{Arithmetic, ShapeRule};
 use tracer::{Program, ValueId};
@@ -127,6 +127,31 @@ const RESERVED: &[&str] = &[
 
 const LONGEST: usize = 48;
 
+/// Names that differ from each other.
+#[derive(Default)]
+pub(crate) struct Distinct {
+    taken: BTreeSet<String>,
+    /// The last number that a wanted name was given.
+    counters: HashMap<String, u32>,
+}
+
+impl Distinct {
+    /// Returns a name, with a number if it is taken.
+    pub fn choose(&mut self, wanted: String) -> String {
+        if self.taken.insert(wanted.clone()) {
+            return wanted;
+        }
+        let counter = self.counters.entry(wanted.clone()).or_insert(1);
+        loop {
+            *counter += 1;
+            let name = format!("{wanted}_{counter}");
+            if self.taken.insert(name.clone()) {
+                return name;
+            }
+        }
+    }
+}
+
 /// A Python identifier for each value of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
@@ -136,26 +161,12 @@ pub struct Names {
 impl Names {
     /// Chooses the names: the trace's own if it has one, the operator's for temporaries such as `_12`.
     pub fn new(program: &Program) -> Self {
-        let mut taken = BTreeSet::new();
-        let mut counters = std::collections::HashMap::new();
+        let mut distinct = Distinct::default();
         let mut by_value = vec![String::new(); program.values.len()];
-        let mut choose = |wanted: String| {
-            if taken.insert(wanted.clone()) {
-                return wanted;
-            }
-            let counter = counters.entry(wanted.clone()).or_insert(1_u32);
-            loop {
-                *counter += 1;
-                let name = format!("{wanted}_{counter}");
-                if taken.insert(name.clone()) {
-                    return name;
-                }
-            }
-        };
         // Inputs choose first: their names are the stage's interface.
         for &input in &program.inputs {
             if let Some(value) = program.values.get(input.index()) {
-                by_value[input.index()] = choose(identifier(&value.name));
+                by_value[input.index()] = distinct.choose(identifier(&value.name));
             }
         }
         for (index, value) in program.values.iter().enumerate() {
@@ -181,7 +192,7 @@ impl Names {
                 }
                 None => identifier(base),
             };
-            by_value[index] = choose(wanted);
+            by_value[index] = distinct.choose(wanted);
         }
         Self { by_value }
     }

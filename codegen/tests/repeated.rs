@@ -2,88 +2,38 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use std::{collections::BTreeMap, path::Path};
+mod emitted;
 
-use codegen::{About, Assignment, CutOptions, Names, ReadAt, Targets, Written, check_written, cut};
-use tracer::Program;
-
-type Files = BTreeMap<String, Vec<u8>>;
-
-struct Emitted {
-    program: Program,
-    source: Vec<u8>,
-    copied: BTreeMap<String, Vec<codegen::Copied>>,
-    files: Files,
-}
+use codegen::{About, Targets};
+use emitted::Emitted;
 
 /// A fixture as one Python stage.
 fn emitted(name: &str, about: &About) -> Emitted {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces").join(name);
-    let source = std::fs::read(path).unwrap();
-    let program = tracer::read_archive(&source).unwrap();
-    let names = Names::new(&program);
-    let pipeline =
-        cut(&program, &Assignment::at(program.nodes.len(), &[]), &names, &CutOptions::default()).unwrap();
-    let targets = Targets { torchscript: false, python: true };
-    let facts = codegen::facts(&program);
-    let (mut stages, manifest) =
-        codegen::stages(&program, &names, &pipeline, &facts, about, targets).unwrap();
-    stages.push(codegen::manifest_file(&manifest));
-    let (mut files, mut copied) = (Files::new(), BTreeMap::new());
-    for file in stages {
-        let mut out = Vec::new();
-        let filled = file.content.write(&mut &source[..], &mut out).unwrap();
-        copied.insert(file.path.clone(), filled.copied);
-        files.insert(file.path, out);
-    }
-    Emitted { program, source, copied, files }
-}
-
-impl Written for &Emitted {
-    type Bytes = Vec<u8>;
-
-    fn bytes(&mut self, file: &str) -> std::io::Result<Vec<u8>> {
-        self.files.get(file).cloned().ok_or_else(|| std::io::ErrorKind::NotFound.into())
-    }
-
-    fn read_at(&mut self, file: &str, position: u64, buffer: &mut [u8]) -> std::io::Result<()> {
-        (&self.files[file][..]).read_at(position, buffer)
-    }
+    Emitted::of(name, 1, about, Targets { torchscript: false, python: true })
 }
 
 const STAGE: &str = "stages/stage_0.py";
 
-impl Emitted {
-    fn text(&self) -> String {
-        String::from_utf8(self.files[STAGE].clone()).unwrap()
-    }
+fn source(emitted: &Emitted) -> String {
+    String::from_utf8(emitted.files[STAGE].clone()).unwrap()
+}
 
-    fn check(mut self: &Self) -> Result<(), String> {
-        check_written(&self.program, &self.copied, &mut &self.source[..], &mut self)
-            .map_err(|e| e.to_string())
-    }
-
-    /// Returns the message about the stage after a change.
-    #[track_caller]
-    fn refusal(&self, change: impl FnOnce(&str) -> String) -> String {
-        let (before, mut files) = (self.text(), self.files.clone());
-        let after = change(&before);
-        assert_ne!(before, after, "nothing was changed");
-        files.insert(STAGE.to_string(), after.into_bytes());
-        let changed = Emitted {
-            program: self.program.clone(),
-            source: self.source.clone(),
-            copied: self.copied.clone(),
-            files,
-        };
-        changed.check().expect_err("a changed source must be refused")
-    }
+/// Returns the message about the stage after a change.
+#[track_caller]
+fn refusal(emitted: &mut Emitted, change: impl FnOnce(&str) -> String) -> String {
+    let before = source(emitted);
+    let after = change(&before);
+    assert_ne!(before, after, "nothing was changed");
+    emitted.files.insert(STAGE.to_string(), after.into_bytes());
+    let said = emitted.check().expect_err("a changed source must be refused").to_string();
+    emitted.files.insert(STAGE.to_string(), before.into_bytes());
+    said
 }
 
 #[test]
 fn layers_that_are_alike_are_one_class() {
     let emitted = emitted("gpt2_tiny.pt", &About::default());
-    let text = emitted.text();
+    let text = source(&emitted);
     assert_eq!(emitted.check(), Ok(()), "{text}");
     assert!(
         text.contains("class GPT2Block(Holder):\n    \"\"\"transformer.h.0 and 1 like it.\"\"\"\n"),
@@ -106,7 +56,7 @@ fn layers_that_are_alike_are_one_class() {
 fn a_block_that_keeps_no_activations_is_called_by_its_helper() {
     let recompute = vec![vec!["transformer.h.0".to_string()]];
     let emitted = emitted("gpt2_tiny.pt", &About { recompute, ..About::default() });
-    let text = emitted.text();
+    let text = source(&emitted);
     assert_eq!(emitted.check(), Ok(()), "{text}");
     assert!(text.contains(" = again(self.transformer.h[0], "), "{text}");
     assert!(text.contains(" = self.transformer.h[1]("), "{text}");
@@ -114,15 +64,15 @@ fn a_block_that_keeps_no_activations_is_called_by_its_helper() {
     // A part of a layer is a method, and its layer is unchanged.
     let recompute = vec![vec!["transformer.h.0.mlp".to_string()]];
     let part = self::emitted("gpt2_tiny.pt", &About { recompute, ..About::default() });
-    assert_eq!(part.check(), Ok(()), "{}", part.text());
-    assert!(!part.text().contains("self.transformer.h[0]("), "{}", part.text());
+    assert_eq!(part.check(), Ok(()), "{}", source(&part));
+    assert!(!source(&part).contains("self.transformer.h[0]("), "{}", source(&part));
 }
 
 #[test]
 fn changed_blocks_are_refused() {
-    let emitted = emitted("gpt2_tiny.pt", &About::default());
-    let check = |expected: &str, change: &dyn Fn(&str) -> String| {
-        let said = emitted.refusal(change);
+    let mut emitted = emitted("gpt2_tiny.pt", &About::default());
+    let mut check = |expected: &str, change: &dyn Fn(&str) -> String| {
+        let said = refusal(&mut emitted, change);
         assert!(said.contains(expected), "{said}");
     };
     let call = "self.transformer.h[1](";
@@ -174,6 +124,6 @@ fn what_differs_stays_apart() {
         "amoebanet_6_small.pt",
     ] {
         let emitted = emitted(name, &About::default());
-        assert_eq!(emitted.check(), Ok(()), "{name}: {}", emitted.text());
+        assert_eq!(emitted.check(), Ok(()), "{name}: {}", source(&emitted));
     }
 }

@@ -2,78 +2,30 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod emitted;
+
 use std::{
-    collections::BTreeMap,
     io::{Cursor, Read, Write},
     path::Path,
 };
 
-use codegen::{
-    Assignment, Copied, CutOptions, Names, ReadAt, Targets, Written, WrittenError, check_written, cut,
-};
+use codegen::{Assignment, CutOptions, Names, Targets, WrittenError, cut};
+use emitted::Emitted;
 use schema::Manifest;
-use tracer::Program;
 use zip::{ZipArchive, ZipWriter, write::SimpleFileOptions};
-
-type Files = BTreeMap<String, Vec<u8>>;
-
-/// A fixture in two stages, in memory.
-struct Emitted {
-    program: Program,
-    source: Vec<u8>,
-    copied: BTreeMap<String, Vec<Copied>>,
-    files: Files,
-}
 
 fn emitted(name: &str) -> Emitted {
     emitted_cut(name, None)
 }
 
-/// With `shards`, only in Python.
+/// A fixture in two stages. With `shards`, only in Python.
 fn emitted_cut(name: &str, shards: Option<codegen::Shards>) -> Emitted {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces").join(name);
-    let source = std::fs::read(path).unwrap();
-    let program = tracer::read_archive(&source).unwrap();
-    let names = Names::new(&program);
-    let assignment = Assignment::at(program.nodes.len(), &[program.nodes.len() / 2]);
-    let pipeline = cut(&program, &assignment, &names, &CutOptions::default()).unwrap();
     let targets = Targets { torchscript: shards.is_none(), python: true };
-    let facts = codegen::facts(&program);
-    let about = codegen::About::default();
-    let about = codegen::About {
-        model: Some(schema::ModelReference { name: program.name.clone(), digest: tracer::digest(&program) }),
-        shards,
-        ..about
-    };
-    let (mut files, mut copied) = (Files::new(), BTreeMap::new());
-    let (mut stages, manifest) =
-        codegen::stages(&program, &names, &pipeline, &facts, &about, targets).unwrap();
-    stages.push(codegen::manifest_file(&manifest));
-    for file in stages {
-        let mut out = Vec::new();
-        let filled = file.content.write(&mut &source[..], &mut out).unwrap();
-        assert_eq!(filled.digest.bytes, out.len() as u64, "{}", file.path);
-        assert_eq!(filled.digest.crc32, format!("{:08x}", crc32fast::hash(&out)), "{}", file.path);
-        copied.insert(file.path.clone(), filled.copied);
-        files.insert(file.path, out);
-    }
-    Emitted { program, source, copied, files }
+    Emitted::of(name, 2, &codegen::About { shards, ..codegen::About::default() }, targets)
 }
 
-impl Written for &Emitted {
-    type Bytes = Vec<u8>;
-
-    fn bytes(&mut self, file: &str) -> std::io::Result<Vec<u8>> {
-        self.files.get(file).cloned().ok_or_else(|| std::io::ErrorKind::NotFound.into())
-    }
-
-    fn read_at(&mut self, file: &str, position: u64, buffer: &mut [u8]) -> std::io::Result<()> {
-        (&self.files[file][..]).read_at(position, buffer)
-    }
-}
-
-fn checked(mut emitted: &Emitted) -> Result<(), WrittenError> {
-    check_written(&emitted.program, &emitted.copied, &mut &emitted.source[..], &mut emitted)
+fn checked(emitted: &Emitted) -> Result<(), WrittenError> {
+    emitted.check()
 }
 
 /// Changes one file of an emitted GPT-2 and expects this text in the refusal, in addition to the name of a file.

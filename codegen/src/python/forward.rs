@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     fold::Folded,
+    location,
     names::comment,
     nodes::{Kind, is_in_place, leaves, split, values_of},
     opaque::Function,
@@ -67,9 +68,7 @@ impl<'w> Text<'w> {
                 .filter(|value| frees(**value))
                 .map(|value| writer.own_name(*value))
                 .collect();
-            if !dead.is_empty() {
-                line.push_str(&format!("; del {}", dead.join(", ")));
-            }
+            line.push_str(&deleted(&dead));
         }
         format!("        {line}  # {}\n", comment(&about))
     }
@@ -85,7 +84,7 @@ impl<'w> Text<'w> {
                 let (module, place) = self.module(scope, block);
                 let end = self.freed(scope, &block.inputs, &block.steps, frees);
                 let call = format!("{module}({})", self.given(scope, block).join(", "));
-                let outputs = self.outputs(scope, block);
+                let outputs = self.outputs(scope, block).join(", ");
                 lines[position - range.start] =
                     format!("        {outputs} = {call}{end}  # {}\n", comment(&place));
                 position = block.steps.end;
@@ -106,16 +105,13 @@ impl<'w> Text<'w> {
 
     /// Returns the module of a block, and its place.
     fn module(&self, scope: &Scope, block: &Block) -> (String, String) {
-        let place = match (scope.place_of(&block.path, block.ordinal), block.ordinal) {
-            (Some(place), _) => place,
-            (None, 0 | 1) => block.path.clone(),
-            (None, ordinal) => format!("{} (call {ordinal})", block.path),
-        };
+        let inside = scope.place_of(&block.path, block.ordinal);
+        let place = inside.unwrap_or_else(|| location::numbered(&block.path, block.ordinal));
         (self.writer.within(scope).module(&block.path), place)
     }
 
-    /// Returns the arguments of a block's call.
-    fn given(&self, scope: &Scope, block: &Block) -> Vec<String> {
+    /// Returns the arguments of a block's call; in the block's own scope, its parameters.
+    pub fn given(&self, scope: &Scope, block: &Block) -> Vec<String> {
         let writer = self.writer.within(scope);
         let values = block.inputs.iter().map(|value| writer.own_name(*value).to_string());
         let tensors = block.tensors.iter().map(|id| writer.tensor(*id));
@@ -123,10 +119,9 @@ impl<'w> Text<'w> {
     }
 
     /// Returns the names of a block's results.
-    fn outputs(&self, scope: &Scope, block: &Block) -> String {
+    pub fn outputs(&self, scope: &Scope, block: &Block) -> Vec<String> {
         let writer = self.writer.within(scope);
-        let names: Vec<&str> = block.outputs.iter().map(|value| writer.own_name(*value)).collect();
-        names.join(", ")
+        block.outputs.iter().map(|value| writer.own_name(*value).to_string()).collect()
     }
 
     /// Frees values that only a call has read, after it.
@@ -143,7 +138,23 @@ impl<'w> Text<'w> {
             .filter(|value| inputs.contains(value) && frees(**value))
             .map(|value| writer.own_name(*value))
             .collect();
-        if dead.is_empty() { String::new() } else { format!("; del {}", dead.join(", ")) }
+        deleted(&dead)
+    }
+}
+
+/// Writes that values are freed after a line.
+fn deleted(names: &[&str]) -> String {
+    if names.is_empty() { String::new() } else { format!("; del {}", names.join(", ")) }
+}
+
+/// Writes the last line of a method.
+pub(super) fn returns(names: &[impl AsRef<str>]) -> String {
+    match names {
+        [only] => format!("        return {}\n", only.as_ref()),
+        all => {
+            let all: Vec<&str> = all.iter().map(AsRef::as_ref).collect();
+            format!("        return ({})\n", all.join(", "))
+        }
     }
 }
 
@@ -178,7 +189,11 @@ pub(super) fn forward(out: &mut String, text: &Text<'_>, repeated: &Repeated, se
                 let (function, given, outputs) = match block_of(segment) {
                     Some(block) => {
                         let (module, _) = text.module(writer.scope, block);
-                        (module, text.given(writer.scope, block), text.outputs(writer.scope, block))
+                        (
+                            module,
+                            text.given(writer.scope, block),
+                            text.outputs(writer.scope, block).join(", "),
+                        )
                     }
                     None => {
                         let given =
@@ -270,10 +285,7 @@ fn returned(out: &mut String, writer: &Writer<'_>, stage: &Stage) {
             },
         })
         .collect();
-    match returned.as_slice() {
-        [only] => out.push_str(&format!("        return {only}\n")),
-        all => out.push_str(&format!("        return ({})\n", all.join(", "))),
-    }
+    out.push_str(&returns(&returned));
 }
 
 /// Names of a block's arguments.
@@ -294,10 +306,7 @@ fn method(
     let outputs: Vec<&str> = segment.outputs.iter().map(|value| writer.own_name(*value)).collect();
     let path = comment(&segment.path);
     out.push_str(&format!("    def block_{number}(self{names}):  # {path}\n{lines}"));
-    match outputs.as_slice() {
-        [only] => out.push_str(&format!("        return {only}\n\n")),
-        all => out.push_str(&format!("        return ({})\n\n", all.join(", "))),
-    }
+    out.push_str(&format!("{}\n", returns(&outputs)));
 }
 
 /// Returns the call of a block that saves no activations, and its comment.

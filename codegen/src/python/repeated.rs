@@ -2,13 +2,13 @@
 //!
 //! Two calls of modules are the same block where their lines are the same text, with values numbered as they appear and paths
 //! counted from the call. The highest such calls of a stage become classes, and so do repeated calls inside of a class. A block
-//! has to be whole in the stage, and the stage has to hold a tensor of it, so that there is a module to call; operators between
-//! that run again, scripted statements and copies of what is changed in place keep a call as it is: line by line.
+//! has to be whole in the stage, and the stage has to hold a tensor of it, so that there is a module to call. Calls with scripted
+//! statements, with operators that several stages run, or with copies of values that they change in place stay as they are.
 //!
 //! O(depth of the modules × lines), in time and memory.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
 };
 
@@ -16,11 +16,11 @@ use tracer::{Call, NodeId, Operand, Role, TensorId, ValueId};
 
 use super::{
     call::constant_name,
-    forward::{Text, names_device},
+    forward::{Text, names_device, returns},
     scope::Scope,
 };
 use crate::{
-    names::{comment, identifier, is_reserved, python_quoted as quoted},
+    names::{Distinct, comment, identifier, is_reserved, python_quoted as quoted},
     nodes::{leaves, values_of},
     saving::Segment,
 };
@@ -88,9 +88,9 @@ impl Repeated {
                 order.push(block);
             }
         });
-        let mut names: HashMap<usize, String> = HashMap::new();
+        let (mut distinct, mut names) = (Distinct::default(), HashMap::new());
         for block in order {
-            let name = class_name(text, block, &names.values().map(String::as_str).collect());
+            let name = distinct.choose(class_name(text, block));
             let like: Vec<&str> =
                 found.iter().filter(|(_, kind)| **kind == block.kind).map(|(path, _)| *path).collect();
             self.class(out, text, block, &name, &like);
@@ -112,17 +112,9 @@ impl Repeated {
             [first, rest @ ..] => format!("{first} and {} like it", rest.len()),
         };
         out.push_str(&format!("\n\nclass {name}(Holder):\n    \"\"\"{}.\"\"\"\n\n", comment(&about)));
-        let writer = text.writer.within(&scope);
-        let values = block.inputs.iter().map(|value| writer.own_name(*value).to_string());
-        let given = values.chain(block.tensors.iter().map(|id| scope.tensors[id].clone()));
-        let given = given.chain(block.has_device.then(|| "device".to_string()));
-        let given: String = given.map(|name| format!(", {name}")).collect();
-        let outputs: Vec<&str> = block.outputs.iter().map(|value| writer.own_name(*value)).collect();
-        let returned = match outputs.as_slice() {
-            [only] => (*only).to_string(),
-            all => format!("({})", all.join(", ")),
-        };
-        out.push_str(&format!("    def forward(self{given}):\n{lines}        return {returned}\n"));
+        let parameters: String = text.given(&scope, block).iter().map(|name| format!(", {name}")).collect();
+        let returned = returns(&text.outputs(&scope, block));
+        out.push_str(&format!("    def forward(self{parameters}):\n{lines}{returned}"));
     }
 
     /// Calls `each` with every block that is written as a call, including nested ones.
@@ -173,19 +165,12 @@ impl Repeated {
 }
 
 impl Block {
-    /// Returns what its lines call things: without the numbers that tell a stage's values apart, as far as it can.
+    /// Returns the names that its lines use: without the numbers that distinguish values of the stage, where they are not needed.
     fn scope(&self, text: &Text<'_>) -> Scope {
         let program = text.writer.program;
         let mut scope = Scope { call: Some((self.path.clone(), self.ordinal)), ..Scope::default() };
-        let mut taken = HashSet::from(["device".to_string()]);
-        let mut name = |wanted: &str| {
-            let wanted = identifier(wanted);
-            let numbered = (2..).map(|number: u32| format!("{wanted}_{number}"));
-            let mut names = std::iter::once(wanted.clone()).chain(numbered);
-            let found = names.find(|name| !taken.contains(name)).unwrap_or_default();
-            taken.insert(found.clone());
-            found
-        };
+        let mut distinct = Distinct::default();
+        let mut name = |wanted: &str| distinct.choose(identifier(wanted));
         let nodes = self.steps.clone().filter_map(|position| text.own_node(position));
         let nodes = nodes.filter(|node| !text.writer.folded.skips(*node));
         let made = nodes.flat_map(|node| program.nodes[node.index()].outputs.iter());
@@ -267,7 +252,7 @@ fn block(text: &Text<'_>, path: &str, ordinal: u32, steps: Range<usize>) -> Opti
     let made = text.made(&steps);
     let mut scope = Scope { call: Some((path.to_string(), ordinal)), ..Scope::default() };
     let (mut inputs, mut outputs, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
-    let mut has_device = false;
+    let (mut values, mut has_device) = (HashMap::new(), false);
     for position in steps.clone() {
         let node: NodeId = text.own_node(position)?;
         let content = &program.nodes[node.index()];
@@ -280,8 +265,8 @@ fn block(text: &Text<'_>, path: &str, ordinal: u32, steps: Range<usize>) -> Opti
         }
         has_device |= names_device(&text.writer, &text.stage.steps[position]);
         let mut number = |value: ValueId| {
-            let next = format!("v{}", scope.values.len());
-            scope.values.entry(value).or_insert(next);
+            let next = format!("v{}", values.len());
+            values.entry(value).or_insert(next);
         };
         for argument in &content.arguments {
             for value in values_of(&argument.operand).into_iter().map(|value| folded.get(value)) {
@@ -293,7 +278,7 @@ fn block(text: &Text<'_>, path: &str, ordinal: u32, steps: Range<usize>) -> Opti
             leaves(&argument.operand, &mut |leaf| {
                 let Operand::Tensor(id) = leaf else { return };
                 let tensor = &program.tensors[id.index()];
-                let is_own = tensor.role != Role::Constant && below(&tensor.path, path);
+                let is_own = tensor.role != Role::Constant && scope.holds(&tensor.path);
                 if !is_own && !tensors.contains(id) {
                     tensors.push(*id);
                 }
@@ -306,6 +291,7 @@ fn block(text: &Text<'_>, path: &str, ordinal: u32, steps: Range<usize>) -> Opti
             }
         }
     }
+    scope.values = values;
     for (number, id) in tensors.iter().enumerate() {
         scope.tensors.insert(*id, format!("t{number}"));
     }
@@ -320,20 +306,12 @@ fn block(text: &Text<'_>, path: &str, ordinal: u32, steps: Range<usize>) -> Opti
     Some((Block { path, ordinal, steps, inputs, tensors, has_device, outputs, kind: 0 }, key))
 }
 
-/// Returns whether a tensor belongs to a module or one below it.
-fn below(tensor: &str, module: &str) -> bool {
-    tensor.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'))
-}
-
-/// Returns a name for a class: its module's, with a number if that is taken.
-fn class_name(text: &Text<'_>, block: &Block, taken: &HashSet<&str>) -> String {
+/// Returns a name for a class: its module's, if that means nothing else in a stage.
+fn class_name(text: &Text<'_>, block: &Block) -> String {
     let modules = &text.writer.program.modules;
     let class = modules.iter().find(|module| module.path == block.path).map(|module| module.class.as_str());
     let own = identifier(class.and_then(|class| class.rsplit('.').next()).unwrap_or_default());
-    let wanted = if may_be_class(&own) { own } else { format!("Block{own}") };
-    let numbered = (2..).map(|number: u32| format!("{wanted}_{number}"));
-    let mut names = std::iter::once(wanted.clone()).chain(numbered);
-    names.find(|name| !taken.contains(name.as_str())).unwrap_or_default()
+    if may_be_class(&own) { own } else { format!("Block{own}") }
 }
 
 /// Returns whether a class of a stage can have this name: no other object of the stage's code has it.

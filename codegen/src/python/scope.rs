@@ -1,4 +1,4 @@
-//! What the lines of a stage call things, and those of a block that is written once for several places of the model.
+//! The names that lines use, in a stage and in a block that is written once for several places of the model.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ pub(super) struct Scope {
     pub call: Option<(String, u32)>,
     /// Names of values, instead of their own.
     pub values: HashMap<ValueId, String>,
-    /// Names of tensors that are handed to the block: they lie outside of it.
+    /// Names of tensors outside of the block, which are passed to it.
     pub tensors: HashMap<TensorId, String>,
 }
 
@@ -22,6 +22,11 @@ impl Scope {
     pub fn inside<'t>(&self, path: &'t str) -> &'t str {
         let own = self.call.as_ref().and_then(|(block, _)| below(path, block));
         own.map_or(path, |rest| rest.strip_prefix('.').unwrap_or(rest))
+    }
+
+    /// Returns whether a tensor belongs to a module inside of the block, or to the block's own.
+    pub fn holds(&self, tensor: &str) -> bool {
+        self.call.as_ref().is_none_or(|(block, _)| below(tensor, block).is_some_and(|rest| !rest.is_empty()))
     }
 
     /// Returns the place of an operator, as its line's comment says it: in a block with a dot in front, counted from there.
@@ -45,7 +50,7 @@ impl Scope {
     }
 }
 
-/// Returns what of a path lies below another, with its dot: nothing where they are the same.
+/// Returns the rest of a path that is another or below it, with its leading dot; an empty text if they are equal.
 fn below<'t>(path: &'t str, block: &str) -> Option<&'t str> {
     path.strip_prefix(block).filter(|rest| rest.is_empty() || rest.starts_with('.'))
 }
