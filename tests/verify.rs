@@ -56,6 +56,23 @@ class Waves(nn.Module):
     def forward(self, x):
         return self.b(torch.fft.irfft(torch.fft.rfft(self.a(x)) * self.w * 1j, n=8))
 
+class Slope(nn.Module):
+    def __init__(self, slope):
+        super().__init__()
+        self.inner, self.outer, self.slope = nn.Linear(8, 16), nn.Linear(16, 8), slope
+    def forward(self, x):
+        return x + self.outer(nn.functional.leaky_relu(self.inner(x), self.slope))
+
+class Slopes(nn.Module):
+    '''Blocks of one class of which two differ by a number, and one is called twice.'''
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Slope(slope) for slope in (0.1, 0.1, 0.3, 0.3)])
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.layers[1](x)
+
 class Scaled(nn.Module):
     '''Numbers of Python beside whole numbers, numbers without dimensions and half precision.'''
     def __init__(self):
@@ -318,5 +335,23 @@ fn repeated_layers_are_one_class_that_computes_as_they_do() {
         let (output, answer) = verify(&out, &["--form", "python", "--python", python.to_str().unwrap()]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(answer["forms"][0]["form"], "python");
+    }
+    // What differs by a number alone is a class of its own, and a shared module's calls are told apart.
+    let out = split(&python, place.path(), "Slopes", "2x8");
+    let whole = place.path().join("whole");
+    let mut emit = command();
+    emit.arg("emit")
+        .arg(place.path().join("Slopes.pt"))
+        .args(["--stages", "1", "-o"])
+        .arg(&whole)
+        .assert()
+        .success();
+    let source = fs::read_to_string(whole.join("stages/stage_0.py")).unwrap();
+    let of = |class: &str| source.matches(&format!("\": {class},\n")).count();
+    assert_eq!((of("Slope"), of("Slope_2")), (2, 2), "{source}");
+    assert!(source.contains("  # layers.1 (call 2)\n"), "{source}");
+    for folder in [&out, &whole] {
+        let (output, _) = verify(folder, &["--form", "python", "--python", python.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }
