@@ -265,7 +265,7 @@ def refused(cases):
         "loader() of the task gives no batch": (loading(cases.place, more="\n\ndef loader(*_):\n    return []\n"),),
         "gives Tensor, not pairs": (loading(cases.place, more="\n\ndef loader(*_):\n    return [torch.zeros(3)]\n"),),
         "returns int, which is not iterable": (loading(cases.place, more="\n\ndef loader(*_):\n    return 3\n"),),
-        "cannot share out the update of Muon": (
+        "cannot shard the update of Muon": (
             picture(old="SGD(parameters, lr=0.1, momentum=0.9)", new="Muon([p for p in parameters if p.dim() == 2])", clip=1.0),
             "--replicas", "2", "--sharding", "zero1",
         ),
