@@ -375,7 +375,7 @@ def damaged(cases):
     """The check finds gradients that are lost: of a second use, of a relayed value in the second step, in a stage."""
     faults = {
         "deep": ("train_parts/deferred.py", "gradient = sum(gradients[1:], gradients[0])", "gradient = gradients[0]"),
-        "outputs": ("train_parts/stages.py", "o.view_as(o) if o.is_leaf", "o if o.is_leaf"),
+        "outputs": ("train_parts/stages.py", "torch.ops.aten.alias(o) if o.is_leaf", "o if o.is_leaf"),
         "waves": ("train_parts/stages.py", "        return torch.view_as_complex(tensor)", "        return torch.view_as_complex(tensor.detach())"),
     }
     found = 0
@@ -384,7 +384,7 @@ def damaged(cases):
         out = cases.emit(name, "--stages", "4", "--targets", "python")
         text, manifest = (out / file).read_text(), (out / "stages/manifest.json").read_text()
         if right not in text:
-            continue
+            raise processes.Failed(f"{file} has no `{right}` to damage")
         (out / file).write_text(text.replace(right, wrong))
         known = json.loads(manifest)
         known.pop("files", None)

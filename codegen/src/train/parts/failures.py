@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -15,6 +16,8 @@ from train_parts.update import NotFinite
 
 def failed(error, rank, arguments, is_launched, watch):
     """Reports the failure of a rank, and ends it."""
+    if not is_launched:  # torchrun may end this rank meanwhile: it has a message of its own
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     text, place = first_line(error), f" in {DOING['pass']}" if DOING["pass"] else ""
     kind, details, silent = "error", None, {}
     if isinstance(error, NotFinite):
