@@ -24,12 +24,12 @@ pub fn of_plan(name: &str, plan: &Plan, program: &Program) -> Result<Vec<Option<
 }
 
 /// Returns for each operator whether its stage recomputes it in the backward pass.
-pub fn again(plan: &Plan, program: &Program) -> Vec<bool> {
+pub fn recomputed(plan: &Plan, program: &Program) -> Vec<bool> {
     let Ok(owners) = codegen::owners(program, blocks(plan)) else { return vec![false; program.nodes.len()] };
-    let is_again: Vec<HashSet<&str>> =
+    let is_recomputed: Vec<HashSet<&str>> =
         plan.stages.iter().map(|stage| stage.recompute.iter().map(String::as_str).collect()).collect();
     let one = |owner: &Option<codegen::Owner>| {
-        owner.is_some_and(|(stage, path)| is_again[stage as usize].contains(path))
+        owner.is_some_and(|(stage, path)| is_recomputed[stage as usize].contains(path))
     };
     owners.iter().map(one).collect()
 }

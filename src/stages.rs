@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use operators::OperatorClass;
 use runtime::{Source, StageWiring, Wiring};
 use schema::{MANIFEST_VERSION, Manifest, OutputTree, Plan};
 use tracer::Program;
@@ -150,10 +151,15 @@ impl Stages {
 
     /// Returns the ranges of random inputs: integers stay below the number of rows of every embedding.
     pub fn input_specs(&self, program: &Program) -> Result<Vec<DrawnInput>, Failure> {
-        let embeddings = program.nodes.iter().filter(|node| node.operator.starts_with("aten::embedding"));
-        let rows = embeddings.filter_map(|node| match node.arguments.first()?.operand {
-            tracer::Operand::Tensor(id) => program.tensors[id.index()].shape.first().copied(),
-            _ => None,
+        let reads_rows = |node: &&tracer::Node| {
+            let row = node.operator.strip_prefix("aten::").and_then(operators::find);
+            row.is_some_and(|row| row.class == OperatorClass::Embedding)
+        };
+        let rows = program.nodes.iter().filter(reads_rows).filter_map(|node| {
+            match node.arguments.first()?.operand {
+                tracer::Operand::Tensor(id) => program.tensors[id.index()].shape.first().copied(),
+                _ => None,
+            }
         });
         let below = rows.min().map_or(2, |rows| i64::try_from(rows).unwrap_or(i64::MAX));
         let spec = |input: &schema::Boundary| {

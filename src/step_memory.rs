@@ -75,10 +75,10 @@ pub fn held(graph: &ModelGraph, costs: &OperatorCosts, setting: &Setting) -> Hel
         .map(|tensor| setting.optimizer.temporaries.saturating_mul(tensor.bytes))
         .fold(0, u64::saturating_add);
     let whole = whole_units(graph, setting);
-    let again = if setting.recompute { units_to_recompute(graph, costs, setting) } else { Vec::new() };
+    let recomputed = if setting.recompute { units_to_recompute(graph, costs, setting) } else { Vec::new() };
     let options = StepOptions {
         loss: setting.loss,
-        again: &again,
+        recomputed: &recomputed,
         accumulates: setting.accumulates,
         offloads: setting.offload,
         sharers: sharers(ShardingLevel::Zero2),
@@ -178,7 +178,7 @@ fn own_bytes(graph: &ModelGraph, block: BlockId) -> u64 {
 fn units_to_recompute(graph: &ModelGraph, costs: &OperatorCosts, setting: &Setting) -> Vec<Range<u32>> {
     let deepest = graph.blocks.iter().map(|block| block.depth).max().unwrap_or(0);
     let peak = |runs: &Vec<Range<u32>>| {
-        let options = StepOptions { loss: setting.loss, again: runs, ..StepOptions::default() };
+        let options = StepOptions { loss: setting.loss, recomputed: runs, ..StepOptions::default() };
         step_memory(graph, costs, &options).peak.total()
     };
     let at = |depth: u32| {

@@ -47,7 +47,7 @@ pub fn lines(program: &Program) -> Vec<String> {
 }
 
 /// Returns the lines for the user who traces: every statement, and one line per other kind of finding.
-pub fn told(program: &Program) -> Vec<String> {
+pub fn detailed(program: &Program) -> Vec<String> {
     let statements = |note: &TraceNote| place(note).map(|place| format!("{place}: {}", note.text));
     let recorded = program.recorded.as_ref();
     let found: Vec<String> =

@@ -55,7 +55,6 @@ const QUALIFIED: &[(&str, &str)] = &[
     ("codegen/src/read_back.rs", "what an archive says another way than the trace"),
     ("codegen/src/torchscript/code.rs", "a list is taken apart with a comma at the end"),
     ("graph/src/cost/flops.rs", "calls that are not written out"),
-    ("src/stages.rs", "which layer reads words"),
     ("tracer/src/archive/recorded.rs", "constants, which the record has nodes for"),
     ("tracer/src/constant_folding.rs", "the operator that ends a model with an exception"),
     ("tracer/src/export/graph.rs", "where inputs change type, two operators take their place"),

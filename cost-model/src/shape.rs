@@ -73,15 +73,15 @@ pub(crate) fn shape<'a>(
     operator: &'a Operator,
     cost: &OperatorCost,
 ) -> Option<Shape<'a>> {
-    let look = Look { graph, operator };
-    let out = look.result()?;
+    let call = Call { graph, operator };
+    let out = call.result()?;
     let known = |kinds, size| Some(Shape { kinds: Kinds::Known(kinds), alike: &[], size });
     let (name, _) = operators::plain(operator.short_name());
     let kernel = kernel(operator);
     match operator.class {
         OperatorClass::Matmul => {
             let is_flat =
-                kernel == Kernel::FlatProduct || look.shape_of("other").is_some_and(|other| other.len() == 2);
+                kernel == Kernel::FlatProduct || call.shape_of("other").is_some_and(|other| other.len() == 2);
             let elements = product(&out);
             let n = at_least_one(*out.last()? as f64);
             let k = at_least_one(cost.forward_flops as f64 / (2.0 * elements));
@@ -93,9 +93,9 @@ pub(crate) fn shape<'a>(
             let size = WorkSize::Product { batch: at_least_one(elements / (m * n)), m, n, k };
             known(&[kinds::BMM, kinds::MATMUL, kinds::GEMM, kinds::LINEAR], size)
         }
-        OperatorClass::Convolution => look.convolution(&out),
+        OperatorClass::Convolution => call.convolution(&out),
         OperatorClass::Attention => {
-            let (query, keys) = (look.shape_of("query")?, look.shape_of("key")?);
+            let (query, keys) = (call.shape_of("query")?, call.shape_of("key")?);
             let [batch, heads, seq, head_dim] = *query else { return None };
             let [_, kv_heads, kv_seq, _] = *keys else { return None };
             let number = |value: u64| at_least_one(value as f64);
@@ -106,13 +106,13 @@ pub(crate) fn shape<'a>(
                 seq: number(seq),
                 kv_seq: number(kv_seq),
                 head_dim: number(head_dim),
-                causal: look.is_true("is_causal"),
+                causal: call.is_true("is_causal"),
             };
             known(&[kinds::ATTENTION, kinds::SDPA], size)
         }
         OperatorClass::Embedding => {
             let cols = at_least_one(*out.last()? as f64);
-            let table = look.shape_of("weight")?;
+            let table = call.shape_of("weight")?;
             let (rows, vocabulary) =
                 (at_least_one(product(&out) / cols), at_least_one(*table.first()? as f64));
             known(&[kinds::EMBEDDING], WorkSize::Table { rows, cols, vocabulary })
@@ -123,11 +123,11 @@ pub(crate) fn shape<'a>(
                 Kernel::BatchNorm if out.len() == 2 => 1,
                 Kernel::BatchNorm | Kernel::GroupNorm | Kernel::InstanceNorm => 2,
                 _ => {
-                    let normalized = look.length("normalized_shape").unwrap_or(1);
+                    let normalized = call.length("normalized_shape").unwrap_or(1);
                     out.len().saturating_sub(normalized)
                 }
             };
-            let groups = look.number("num_groups").unwrap_or(1.0);
+            let groups = call.number("num_groups").unwrap_or(1.0);
             match kernel {
                 Kernel::GroupNorm => {
                     let rows = at_least_one(*out.first()? as f64 * groups);
@@ -137,8 +137,8 @@ pub(crate) fn shape<'a>(
                     )
                 }
                 Kernel::BatchNorm => {
-                    let is_last = split == 2 && look.is_channels_last();
-                    let kinds: &[&str] = match (look.is_true("training"), is_last) {
+                    let is_last = split == 2 && call.is_channels_last();
+                    let kinds: &[&str] = match (call.is_true("training"), is_last) {
                         (true, false) => &[kinds::BATCH_NORM],
                         (false, false) => &[kinds::BATCH_NORM_EVAL, kinds::BATCH_NORM],
                         (true, true) => &[kinds::BATCH_NORM_CHANNELS_LAST, kinds::BATCH_NORM],
@@ -162,8 +162,8 @@ pub(crate) fn shape<'a>(
                 }),
             }
         }
-        OperatorClass::Pool => look.pool(name, kernel, &out),
-        _ => look.rows(name, kernel, &out),
+        OperatorClass::Pool => call.pool(name, kernel, &out),
+        _ => call.rows(name, kernel, &out),
     }
 }
 
@@ -174,21 +174,21 @@ pub fn work_size(graph: &ModelGraph, operator: &Operator, cost: &OperatorCost) -
 
 /// Returns the steps of a recurrent layer, and its batch.
 pub(crate) fn recurrent_input(graph: &ModelGraph, operator: &Operator) -> Option<(f64, f64)> {
-    let look = Look { graph, operator };
-    let input = look.input()?;
+    let call = Call { graph, operator };
+    let input = call.input()?;
     let [first, second, _] = *input.as_slice() else { return None };
-    let (steps, batch) = if look.is_true("batch_first") { (second, first) } else { (first, second) };
+    let (steps, batch) = if call.is_true("batch_first") { (second, first) } else { (first, second) };
     Some((at_least_one(steps as f64), at_least_one(batch as f64)))
 }
 
 /// An operator with its graph.
 #[derive(Clone, Copy)]
-struct Look<'a> {
+struct Call<'a> {
     graph: &'a ModelGraph,
     operator: &'a Operator,
 }
 
-impl<'a> Look<'a> {
+impl<'a> Call<'a> {
     fn result(self) -> Option<Vec<u64>> {
         let value = self.operator.outputs.first()?;
         self.graph.value(*value).fact.tensors().first()?.sizes()

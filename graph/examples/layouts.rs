@@ -6,7 +6,7 @@
 use std::io::Write;
 
 use graph::Number;
-use graph::layout::{Edit, Layout, Look, Need, Slice, Source, Special};
+use graph::layout::{Context, Edit, Layout, Need, Slice, Source, Special};
 use serde_json::{Value, json};
 use tracer::{Constant, Operand};
 
@@ -15,11 +15,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (path, degree) = given.next().zip(given.next()).ok_or("usage: layouts MODEL.pt DEVICES")?;
     let program = tracer::read_archive(&std::fs::read(path)?)?;
     let graph = graph::build(&program, &graph::BuildOptions::default())?;
-    let mut look = Look::new(&graph, degree.parse()?);
-    look.on_first = true;
+    let mut context = Context::new(&graph, degree.parse()?);
+    context.on_first = true;
     let mut out = std::io::stdout().lock();
     for operator in &graph.operators {
-        let leaves = look.leaves(operator.id);
+        let leaves = context.leaves(operator.id);
         let values = |source: Source| match source {
             Source::Value(id) => graph.value(id).fact.tensors().first().copied().cloned(),
             Source::Tensor(id) => Some(graph.tensor(id).fact()),
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             };
             json!({"name": argument.name, "given": argument.is_given, "value": value})
         });
-        let strategies = look.strategies(operator.id);
+        let strategies = context.strategies(operator.id);
         let ways = strategies.iter().map(|one| {
             json!({
                 "needs": one.needs.iter().map(|need| needed(*need)).collect::<Vec<_>>(),

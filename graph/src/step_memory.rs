@@ -27,7 +27,7 @@ pub struct StepOptions<'a> {
     /// Bytes of the loss after the outputs.
     pub loss: LossMemory,
     /// Runs of operators that are recomputed in the backward pass, in order.
-    pub again: &'a [Range<u32>],
+    pub recomputed: &'a [Range<u32>],
     /// Whether gradients of earlier micro-batches exist from the start.
     pub accumulates: bool,
     /// Whether saved activations are moved to host memory, with one operator's at a time on the device.
@@ -133,7 +133,7 @@ impl<'a> Step<'a> {
             now: Moment::default(),
             peak: Moment::default(),
         };
-        options.again.iter().for_each(|run| step.keep_inputs(run));
+        options.recomputed.iter().for_each(|run| step.keep_inputs(run));
         for index in 0..graph.storages.len() {
             let storage = StorageId(index as u32);
             let Some(made) = step.maker(storage) else { continue };
@@ -180,8 +180,8 @@ impl<'a> Step<'a> {
 
     /// Returns the recomputed run that contains an operator.
     fn run_of(&self, operator: OperatorId) -> Option<&'a Range<u32>> {
-        let behind = self.options.again.partition_point(|run| run.end <= operator.0);
-        self.options.again.get(behind).filter(|run| run.contains(&operator.0))
+        let behind = self.options.recomputed.partition_point(|run| run.end <= operator.0);
+        self.options.recomputed.get(behind).filter(|run| run.contains(&operator.0))
     }
 
     /// Tells whether a storage is kept from the forward pass to the backward pass.
@@ -252,8 +252,8 @@ impl<'a> Step<'a> {
         match self.run_of(operator.id) {
             _ if self.options.offloads => add(&mut self.now.saved, kept),
             Some(run) if run.end == operator.id.0 + 1 => {
-                let again = self.made_again(run);
-                add(&mut self.now.saved, again);
+                let recomputed = self.made_again(run);
+                add(&mut self.now.saved, recomputed);
             }
             _ => {}
         }
@@ -452,9 +452,9 @@ mod tests {
 
     #[test]
     fn what_is_computed_again_comes_back_behind_the_loss() {
-        let held = |again: &[Range<u32>]| {
+        let held = |recomputed: &[Range<u32>]| {
             let loss = LossMemory { kept: 1000, ..LossMemory::default() };
-            step(&StepOptions { loss, again, ..StepOptions::default() }).peak.saved
+            step(&StepOptions { loss, recomputed, ..StepOptions::default() }).peak.saved
         };
         // The ReLU's result is the last product's operand: it stays, unless it is recomputed with the product.
         assert_eq!(held(&[]), 32);

@@ -4,8 +4,8 @@
 use graph::{
     BuildOptions, ModelGraph, OperatorId, build,
     layout::{
-        Bands, Choice, Collective, Exchange, Layout, Look, Moved, Need, Routed, Rows, Sharded, Slice, Take,
-        Window, check, exchanges, sharded,
+        Bands, Choice, Collective, Context, Exchange, Layout, Moved, Need, Routed, Rows, Sharded, Slice,
+        Take, Window, check, exchanges, sharded,
     },
 };
 use tracer::{Constant, Operand, Program};
@@ -19,14 +19,14 @@ fn read(text: &str) -> (Program, ModelGraph) {
 }
 
 /// Chooses for each operator the strategy with the wanted layout, and cuts stored tensors as the strategies need.
-fn choice(look: &Look<'_>, wanted: &[Layout]) -> Choice {
-    let mut tensors = vec![Layout::Whole; look.graph.tensors.len()];
+fn choice(context: &Context<'_>, wanted: &[Layout]) -> Choice {
+    let mut tensors = vec![Layout::Whole; context.graph.tensors.len()];
     let mut strategies = Vec::new();
     for (index, wanted) in wanted.iter().enumerate() {
-        let all = look.strategies(OperatorId(index as u32));
+        let all = context.strategies(OperatorId(index as u32));
         let at =
             all.iter().position(|one| one.gives == *wanted).unwrap_or_else(|| panic!("{index}: {all:?}"));
-        for (leaf, need) in look.leaves(OperatorId(index as u32)).iter().zip(&all[at].needs) {
+        for (leaf, need) in context.leaves(OperatorId(index as u32)).iter().zip(&all[at].needs) {
             if let (graph::layout::Source::Tensor(id), Need::In(layout)) = (leaf.source, need) {
                 tensors[id.index()] = *layout;
             }
@@ -56,8 +56,8 @@ const PERCEPTRON: &str = "graph(%self : __torch__.Net,
 #[test]
 fn columns_then_rows_take_one_sum() {
     let (program, graph) = read(PERCEPTRON);
-    let look = Look::new(&graph, 2);
-    let made = sharded(&program, &look, &choice(&look, &[CUT(1), CUT(1), Layout::Sum])).unwrap();
+    let context = Context::new(&graph, 2);
+    let made = sharded(&program, &context, &choice(&context, &[CUT(1), CUT(1), Layout::Sum])).unwrap();
     // The input carries no gradient, so nothing is summed in the backward pass.
     assert_eq!(names(&made.program), ["linear", "relu", "linear", "shard_reduce"]);
     let cuts: Vec<usize> = made.cuts.values().map(|slice| slice.dim).collect();
@@ -70,12 +70,12 @@ fn columns_then_rows_take_one_sum() {
 #[test]
 fn a_value_that_all_have_enters_shared_work_by_a_copy() {
     let (program, graph) = read(PERCEPTRON);
-    let look = Look::new(&graph, 2);
+    let context = Context::new(&graph, 2);
     // The first product is whole on each device; its result carries a gradient into work on parts.
-    let made = sharded(&program, &look, &choice(&look, &[Layout::Whole, CUT(1), Layout::Sum])).unwrap();
+    let made = sharded(&program, &context, &choice(&context, &[Layout::Whole, CUT(1), Layout::Sum])).unwrap();
     assert_eq!(names(&made.program), ["linear", "shard_scatter", "relu", "linear", "shard_reduce"]);
     let wrong =
-        sharded(&program, &look, &Choice { strategies: vec![99, 0, 0], tensors: vec![Layout::Whole; 2] });
+        sharded(&program, &context, &Choice { strategies: vec![99, 0, 0], tensors: vec![Layout::Whole; 2] });
     assert!(wrong.is_err_and(|error| error.to_string().contains("has no such strategy")));
 }
 
@@ -92,9 +92,9 @@ const HEADS: &str = "graph(%x : Float(2, 6, 16, strides=[96, 16, 1], requires_gr
 #[test]
 fn a_literal_that_was_not_divided_is_refused() {
     let (program, graph) = read(HEADS);
-    let look = Look::new(&graph, 2);
-    let chosen = choice(&look, &[CUT(2), CUT(2)]);
-    let made = sharded(&program, &look, &chosen).unwrap();
+    let context = Context::new(&graph, 2);
+    let chosen = choice(&context, &[CUT(2), CUT(2)]);
+    let made = sharded(&program, &context, &chosen).unwrap();
     assert_eq!(names(&made.program), ["shard_scatter", "relu", "shard_part", "view", "shard_gather"]);
     build(&made.program, &BuildOptions::default()).expect("parts fit together");
     // As if the number had not been divided.
@@ -109,9 +109,9 @@ fn a_literal_that_was_not_divided_is_refused() {
 fn heads_that_do_not_divide_are_not_offered() {
     let (_, graph) = read(HEADS);
     for (degree, expected) in [(2, true), (4, true), (3, false), (8, false)] {
-        let look = Look::new(&graph, degree);
+        let context = Context::new(&graph, degree);
         let view = OperatorId(graph.operators.len() as u32 - 1);
-        let is_offered = look.strategies(view).iter().any(|one| one.gives == CUT(2));
+        let is_offered = context.strategies(view).iter().any(|one| one.gives == CUT(2));
         assert_eq!(is_offered, expected, "{degree}");
     }
 }
@@ -162,8 +162,8 @@ fn a_trained_number_is_used_in_parts() {
   return (%y)
 ";
     let (_, graph) = read(text);
-    let look = Look::new(&graph, 2);
-    let cut = look.strategies(OperatorId(1)).into_iter().find(|one| one.gives == CUT(1)).unwrap();
+    let context = Context::new(&graph, 2);
+    let cut = context.strategies(OperatorId(1)).into_iter().find(|one| one.gives == CUT(1)).unwrap();
     assert_eq!(cut.needs, [Need::In(CUT(1)), Need::Partial]);
 }
 
@@ -274,7 +274,7 @@ fn instead(made: &mut Sharded, from: Exchange, to: Exchange, name: &str) {
 fn each_fault_of_a_shared_program_is_named_with_its_operator() {
     use graph::layout::Exchange;
     let (program, graph) = read(BIASED);
-    let look = Look::new(&graph, 2);
+    let context = Context::new(&graph, 2);
     let gives = [Layout::Whole, CUT(1), Layout::Whole, CUT(1), CUT(1), CUT(1), Layout::Sum, Layout::Whole];
     let gives: Vec<Layout> = if graph.operators.len() == gives.len() {
         gives.to_vec()
@@ -282,13 +282,13 @@ fn each_fault_of_a_shared_program_is_named_with_its_operator() {
         // The list is not an operator if the reader folds it.
         gives.iter().enumerate().filter(|(at, _)| *at != 2).map(|(_, one)| *one).collect()
     };
-    let mut chosen = choice(&look, &gives);
+    let mut chosen = choice(&context, &gives);
     // A bias is not stored as a term of a sum; the check reports a choice that has it so.
-    let made = sharded(&program, &look, &chosen).unwrap();
-    assert!(check(&program, &look, &chosen, &made).unwrap_err().to_string().contains("`second.bias`"));
+    let made = sharded(&program, &context, &chosen).unwrap();
+    assert!(check(&program, &context, &chosen, &made).unwrap_err().to_string().contains("`second.bias`"));
     chosen.tensors.iter_mut().filter(|one| **one == Layout::Sum).for_each(|one| *one = Layout::Whole);
-    let made = sharded(&program, &look, &chosen).unwrap();
-    let proof = check(&program, &look, &chosen, &made).unwrap();
+    let made = sharded(&program, &context, &chosen).unwrap();
+    let proof = check(&program, &context, &chosen, &made).unwrap();
     assert_eq!((proof.operators, proof.exchanges), (program.nodes.len(), 4), "{:?}", names(&made.program));
     let slice = Slice { dim: 1, blocks: 1 };
     type Fault<'f> = (&'f str, Box<dyn Fn(&mut Sharded)>, &'f str);
@@ -324,7 +324,7 @@ fn each_fault_of_a_shared_program_is_named_with_its_operator() {
     for (what, fault, expected) in faults {
         let mut wrong = made.clone();
         fault(&mut wrong);
-        let error = check(&program, &look, &chosen, &wrong).unwrap_err().to_string();
+        let error = check(&program, &context, &chosen, &wrong).unwrap_err().to_string();
         assert!(error.contains(expected), "{what}: {error}");
     }
 }
@@ -347,11 +347,11 @@ const EACH_SECOND_ROW: &str = "graph(%x : Float(1, 4, 20, 8, strides=[640, 160, 
 fn each_second_row_of_bands_is_each_second_row_of_what_was_fetched() {
     let (program, graph) = read(EACH_SECOND_ROW);
     for degree in [2, 3, 4] {
-        let look = Look::in_bands(&graph, degree, 0);
+        let context = Context::in_bands(&graph, degree, 0);
         let bands = |size| Layout::Bands(Bands { dim: 2, size });
-        let chosen = choice(&look, &[bands(10), bands(5)]);
-        let made = sharded(&program, &look, &chosen).unwrap();
-        check(&program, &look, &chosen, &made).unwrap();
+        let chosen = choice(&context, &[bands(10), bands(5)]);
+        let made = sharded(&program, &context, &chosen).unwrap();
+        check(&program, &context, &chosen, &made).unwrap();
         let own = build(&made.program, &BuildOptions::default()).expect("parts fit together");
         assert!(own.disagreements.is_empty(), "{degree}: {:?}", own.disagreements);
     }

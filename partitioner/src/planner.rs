@@ -299,9 +299,10 @@ fn nearest_of_all(
             };
             let in_chunks =
                 |roomier: &Problem| solve(roomier, cut_space, Strategy::Interleaved, Goal::Any).ok();
-            match candidates(problem).any(|strategy| strategy == Strategy::Interleaved) {
-                true => nearest(problem, &[&make, &in_chunks]),
-                false => nearest(problem, &[&make]),
+            if candidates(problem).any(|strategy| strategy == Strategy::Interleaved) {
+                nearest(problem, &[&make, &in_chunks])
+            } else {
+                nearest(problem, &[&make])
             }
         }
     }

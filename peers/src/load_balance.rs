@@ -199,10 +199,10 @@ impl<'a> Problem<'a> {
             return sum(&self.cpu);
         }
         let is_barred = piece.groups.iter().any(|&group| self.is_barred[group]);
-        match is_barred || sum(&self.size) > self.workload.accelerator_memory {
-            true => f64::INFINITY,
-            false => sum(&self.accelerator) + self.transfer(&piece.groups),
+        if is_barred || sum(&self.size) > self.workload.accelerator_memory {
+            return f64::INFINITY;
         }
+        sum(&self.accelerator) + self.transfer(&piece.groups)
     }
 
     fn transfer(&self, groups: &[usize]) -> f64 {
@@ -242,9 +242,10 @@ impl<'a> Problem<'a> {
         let mut ratio = 0.0_f64;
         let mut free = 0.0;
         for (&accelerator, &cpu) in self.accelerator.iter().zip(&self.cpu) {
-            match cpu > 0.0 {
-                true => ratio = ratio.max(accelerator / cpu),
-                false => free += accelerator,
+            if cpu > 0.0 {
+                ratio = ratio.max(accelerator / cpu);
+            } else {
+                free += accelerator;
             }
         }
         ratio * time + free

@@ -104,11 +104,12 @@ fn graph(program: &Regular) -> EventGraph {
             let op = program.op(rank, position[rank]);
             let at = op.stage as usize * m + op.micro_batch as usize;
             let is_forward = op.kind == simulator::order::Kind::Forward;
-            let needed = match is_forward {
-                true if op.stage == 0 => None,
-                true => Some(done[0][at - m]),
-                false if op.stage as usize + 1 == n_ranks => Some(done[0][at]),
-                false => Some(done[1][at + m]),
+            let needed = if is_forward {
+                (op.stage > 0).then(|| done[0][at - m])
+            } else if op.stage as usize + 1 == n_ranks {
+                Some(done[0][at])
+            } else {
+                Some(done[1][at + m])
             };
             if needed == Some(u32::MAX) {
                 break;

@@ -28,7 +28,7 @@ use crate::{
     cost::Cost,
     machine::{Machine, Sends},
     order::{Kind, Order, OrderError, Schedule, Shape, for_replicas, make_for_costs},
-    versions::{self, Kept},
+    versions::{self, KeptVersions},
     workload::{Stage, Workload},
 };
 
@@ -48,7 +48,7 @@ pub struct PlannedStep {
     /// What was assumed.
     pub notes: Vec<String>,
     /// What each stage needs for versions of its weights; empty where steps end with a flush.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<KeptVersions>,
     /// Passes that are run.
     passes: Passes,
     /// Devices of each rank, to which a longer order is dealt.
@@ -141,7 +141,7 @@ fn step(
     schedule.check(shape)?;
     let updates = execution::updates(&parts, options, &mut notes)?;
     let replicas: Vec<u32> = rank_devices.iter().map(|devices| devices.len() as u32).collect();
-    let kept = updates.map_or_else(Vec::new, |updates| versions::kept(&replicas, updates));
+    let kept = updates.map_or_else(Vec::new, |updates| versions::kept_versions(&replicas, updates));
     if parts.is_inference {
         // Nobody adds gradients up.
         ties.clear();

@@ -48,7 +48,7 @@ pub use machine::{Device, Link, Machine, Sends, Sharing};
 pub use memory::{DeviceMemory, Exceeded, USES, Use};
 pub use step::{Label, SimulateError, StepGraph, Stream, Work};
 pub use timeline::{ProgramTime, Task, Timeline, period, simulate, simulate_below, step_time};
-pub use versions::{Kept, Updates, kept};
+pub use versions::{KeptVersions, Updates, kept_versions};
 pub use workload::{
     Layer, Offload, Servers, Sharding, Stage, StageMemory, Sync, SyncMode, TensorParallel, Tie, Transfer,
     Workload,

@@ -48,7 +48,7 @@ impl Updates {
 
 /// Weight versions of a stage of an endless pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct KeptVersions {
     /// Most versions of its weights at once, the newest included.
     pub versions: u32,
     /// Most updates between the weights that a gradient is computed with and those that it changes.
@@ -58,13 +58,13 @@ pub struct Kept {
 /// Returns what each stage of an endless pipeline keeps, given its replicas.
 ///
 /// ```
-/// use simulator::{Updates, kept};
+/// use simulator::{Updates, kept_versions};
 ///
-/// let versions = |updates| kept(&[1; 4], updates).iter().map(|stage| stage.versions).collect::<Vec<u32>>();
+/// let versions = |updates| kept_versions(&[1; 4], updates).iter().map(|stage| stage.versions).collect::<Vec<u32>>();
 /// assert_eq!(versions(Updates::Stashing), [4, 3, 2, 1]);
 /// assert_eq!(versions(Updates::VerticalSync), [4, 4, 4, 4]);
 /// ```
-pub fn kept(replicas: &[u32], updates: Updates) -> Vec<Kept> {
+pub fn kept_versions(replicas: &[u32], updates: Updates) -> Vec<KeptVersions> {
     let mut left: u32 = replicas.iter().sum();
     // One round for each micro-batch on its way: the passes before a stage's first backward pass.
     let rounds = replicas.iter().map(|n| {
@@ -73,7 +73,7 @@ pub fn kept(replicas: &[u32], updates: Updates) -> Vec<Kept> {
         rounds
     });
     let rounds: Vec<u32> = rounds.collect();
-    let in_step = |versions: u32| Kept { versions, staleness: versions - 1 };
+    let in_step = |versions: u32| KeptVersions { versions, staleness: versions - 1 };
     let first = (replicas.first().copied().unwrap_or(1).max(1), rounds.first().copied().unwrap_or(1));
     match updates {
         Updates::Stashing => rounds.into_iter().map(in_step).collect(),
@@ -82,17 +82,17 @@ pub fn kept(replicas: &[u32], updates: Updates) -> Vec<Kept> {
         }
         Updates::VerticalSync => replicas.iter().map(|n| out_of_step((*n).max(1), first)).collect(),
         // The version of the period and the newest one; a period is no shorter than the pipeline.
-        Updates::DoubleBuffered { .. } => vec![Kept { versions: 2, staleness: 1 }; replicas.len()],
+        Updates::DoubleBuffered { .. } => vec![KeptVersions { versions: 2, staleness: 1 }; replicas.len()],
     }
 }
 
 /// Returns the versions under vertical sync of a stage of `n` replicas that updates at other times than the first stage: `first`
 /// is the first stage's replicas and their rounds in flight.
-fn out_of_step(n: u32, first: (u32, u32)) -> Kept {
+fn out_of_step(n: u32, first: (u32, u32)) -> KeptVersions {
     let (n, first, rounds) = (u64::from(n), u64::from(first.0), u64::from(first.1));
     // The version of this stage that a micro-batch takes: what the first stage had seen, as far as this one had it, too.
     let version = |micro_batch: u64| first * (micro_batch / first + 1).saturating_sub(rounds) / n;
-    let mut kept = Kept::default();
+    let mut kept = KeptVersions::default();
     // From any full pipeline on, until the first stage's updates and this one's coincide again.
     let full = first * rounds / n + 2;
     for round in full..full + first {
@@ -241,8 +241,8 @@ mod tests {
     }
 
     /// What each stage of a long order keeps, pass by pass.
-    fn walked(order: &Order, updates: Updates) -> Vec<Kept> {
-        let mut stages = vec![Kept::default(); order.chain as usize];
+    fn walked(order: &Order, updates: Updates) -> Vec<KeptVersions> {
+        let mut stages = vec![KeptVersions::default(); order.chain as usize];
         for (ops, mut ledger) in order.ranks.iter().zip(ledgers(order, updates)) {
             for op in ops {
                 if ledger.pass(*op) {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     fn check(replicas: &[u32], updates: Updates, versions: &[u32], staleness: &[u32]) {
-        let kept = kept(replicas, updates);
+        let kept = kept_versions(replicas, updates);
         assert_eq!(kept.iter().map(|stage| stage.versions).collect::<Vec<_>>(), versions, "{replicas:?}");
         assert_eq!(kept.iter().map(|stage| stage.staleness).collect::<Vec<_>>(), staleness, "{replicas:?}");
     }
@@ -310,8 +310,8 @@ mod tests {
             let order = make_for_costs(Schedule::PipeDream2Bw, shape, crate::Cost::EQUAL).unwrap();
             let updates = Updates::DoubleBuffered { period };
             let walked = walked(&order, updates);
-            assert_eq!(walked, vec![Kept { versions: 2, staleness: 1 }; ranks as usize]);
-            assert_eq!(walked, kept(&vec![1; ranks as usize], updates));
+            assert_eq!(walked, vec![KeptVersions { versions: 2, staleness: 1 }; ranks as usize]);
+            assert_eq!(walked, kept_versions(&vec![1; ranks as usize], updates));
         }
     }
 
@@ -323,7 +323,7 @@ mod tests {
         fn formulas_are_what_orders_keep(replicas in prop::collection::vec(1_u32..6, 1..7), is_vertical in any::<bool>()) {
             let updates = if is_vertical { VerticalSync } else { Stashing };
             let order = replicated(&replicas, 300);
-            prop_assert_eq!(walked(&order, updates), kept(&replicas, updates), "{:?}", replicas);
+            prop_assert_eq!(walked(&order, updates), kept_versions(&replicas, updates), "{:?}", replicas);
         }
     }
 }

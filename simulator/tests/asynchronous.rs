@@ -183,7 +183,7 @@ proptest! {
         let updates = if is_vertical { Updates::VerticalSync } else { Updates::Stashing };
         let (workload, order, machine) = chain(&replicas, 80, updates);
         let timeline = simulate(&workload, &order, &machine).unwrap();
-        let kept = simulator::kept(&replicas, updates);
+        let kept = simulator::kept_versions(&replicas, updates);
         let mut first = 0;
         for (stage, &n) in replicas.iter().enumerate() {
             // Not every replica of a stage needs as many.

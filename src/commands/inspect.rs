@@ -94,7 +94,7 @@ impl Inspect {
         let cost_model = CostModels::read(&self.cost_models)?.of_catalogue(self.device.as_deref())?;
         let model = Workspace::read_with(&self.model, &self.inputs, self.parameters.as_deref())?;
         let timed = cost_model.map(|cost_model| {
-            let options = costs::options(self.rounding.asked(), &cost_model);
+            let options = costs::options(self.rounding.rounding(), &cost_model);
             let costs = cost_model::predict(&model.graph, &model.costs, &cost_model, &options);
             Timed { model: cost_model, costs, options }
         });

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use schema::{Seconds, Timeline};
-use simulator::{Cost, Kept, Sharing, order::OrderError};
+use simulator::{Cost, KeptVersions, Sharing, order::OrderError};
 
 use crate::{
     failure::Failure,
@@ -132,7 +132,7 @@ impl Simulate {
         &self,
         name: &str,
         (order, report): (&simulator::order::Order, simulator::Report),
-        kept: &[Kept],
+        kept: &[KeptVersions],
         output: &mut Output,
     ) -> Result<(), Failure> {
         let (mut answer, timeline) =

@@ -173,7 +173,7 @@ impl Trace {
         // An unreadable archive is found here, not by the next command.
         let program = model::program_quietly(&made).map_err(known)?;
         let operators = program.nodes.len() as u64;
-        for note in crate::trace_notes::told(&program) {
+        for note in crate::trace_notes::detailed(&program) {
             crate::failure::note(note);
         }
         beside

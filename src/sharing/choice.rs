@@ -8,7 +8,7 @@ use std::{
 
 use graph::{
     ModelGraph, OperatorClass, OperatorId, TensorId, ValueId,
-    layout::{Choice, Collective, Exchange, Layout, Look, Need, Source, Strategy, Writes, exchanges},
+    layout::{Choice, Collective, Context, Exchange, Layout, Need, Source, Strategy, Writes, exchanges},
 };
 use partitioner::inside::{Choices, Cost, Matrix, eliminate};
 use schema::SequenceParallel;
@@ -47,11 +47,11 @@ pub struct Chosen {
 /// Chooses the fastest strategies; `seconds` are those of each whole operator, and the part of them that shrinks with
 /// its share.
 pub fn choose(
-    look: &Look<'_>,
+    context: &Context<'_>,
     group: &Group<'_>,
     seconds: &dyn Fn(OperatorId) -> (f64, f64),
 ) -> Option<Chosen> {
-    let mut table = Table::new(look, group);
+    let mut table = Table::new(context, group);
     table.operators(seconds);
     table.tensors();
     table.values();
@@ -60,19 +60,19 @@ pub fn choose(
     if !found.value.is_finite() {
         return None;
     }
-    let tensors = (0..look.graph.tensors.len())
+    let tensors = (0..context.graph.tensors.len())
         .map(|index| match table.tensor_node.get(&TensorId(index as u32)) {
             Some(node) => table.layouts[node][found.picks[*node]],
             None => Layout::Whole,
         })
         .collect();
-    let strategies = found.picks[..look.graph.operators.len()].to_vec();
+    let strategies = found.picks[..context.graph.operators.len()].to_vec();
     Some(Chosen { choice: Choice { strategies, tensors }, seconds: found.value, bound: found.bound })
 }
 
 /// The choices of a graph: a node per operator, per stored tensor, and per value that several operators take.
 struct Table<'a> {
-    look: &'a Look<'a>,
+    context: &'a Context<'a>,
     graph: &'a ModelGraph,
     group: &'a Group<'a>,
     ways: Vec<Vec<Strategy>>,
@@ -93,14 +93,14 @@ struct Use {
 }
 
 impl<'a> Table<'a> {
-    fn new(look: &'a Look<'a>, group: &'a Group<'a>) -> Self {
-        let graph = look.graph;
+    fn new(context: &'a Context<'a>, group: &'a Group<'a>) -> Self {
+        let graph = context.graph;
         let ids = || (0..graph.operators.len() as u32).map(OperatorId);
-        let ways = ids().map(|id| look.strategies(id)).collect();
-        let leaves: Vec<_> = ids().map(|id| look.leaves(id)).collect();
+        let ways = ids().map(|id| context.strategies(id)).collect();
+        let leaves: Vec<_> = ids().map(|id| context.leaves(id)).collect();
         let stored = stored(graph, &leaves);
         Self {
-            look,
+            context,
             graph,
             group,
             ways,
@@ -285,7 +285,7 @@ impl<'a> Table<'a> {
             let node = self.choices.nodes.len();
             let cost = |(_, steps): &(Layout, Option<Vec<Exchange>>)| Cost {
                 seconds: steps.as_deref().map_or(0.0, |steps| {
-                    let rank = self.look.sizes(id).map_or(0, |sizes| sizes.len());
+                    let rank = self.context.sizes(id).map_or(0, |sizes| sizes.len());
                     self.seconds(steps, bytes, has_gradient)
                         + self.otherwise(steps, Source::Value(id), rank, has_gradient)
                 }),
@@ -324,9 +324,9 @@ impl<'a> Table<'a> {
     }
 
     fn each_use(&self, mut with: impl FnMut(Source, Use)) {
-        let writes = Writes::new(self.look);
+        let writes = Writes::new(self.context);
         for operator in 0..self.graph.operators.len() {
-            let fixed = self.look.fixed(OperatorId(operator as u32), &writes);
+            let fixed = self.context.fixed(OperatorId(operator as u32), &writes);
             for (leaf, (about, is_fixed)) in self.leaves[operator].iter().zip(fixed).enumerate() {
                 with(about.source, Use { operator, leaf, is_fixed });
             }

@@ -6,7 +6,7 @@ use codegen::{Shards, starred};
 use cost_model::{PredictOptions, predict};
 use graph::{
     BlockId, DType, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
-    layout::{Choice, Collective, Exchange, Inside, Layout, Look, Proof, Slice, check, sharded},
+    layout::{Choice, Collective, Context, Exchange, Inside, Layout, Proof, Slice, check, sharded},
 };
 use schema::{Cluster, Cut, Device, Proved, SequenceParallel};
 use simulator::{
@@ -110,7 +110,7 @@ pub fn shared_by(
     degree: u32,
     way: Way<'_>,
 ) -> Result<SharedModel, Failure> {
-    let mut looks = looks(graph, program, degree, way)?;
+    let mut contexts = contexts(graph, program, degree, way)?;
     let name = cluster.devices.first().map(|device| device.type_.as_str()).unwrap_or_default();
     let figures = cluster.types.get(name).ok_or_else(|| Failure::input("the cluster has no device types"))?;
     let predicted = predict(graph, costs, &models.of(name, figures), &PredictOptions::default());
@@ -126,8 +126,8 @@ pub fn shared_by(
         (all().map(|id| seconds(id).0).sum::<f64>(), all().map(flops).sum::<f64>());
     let link = inner_link(cluster);
     let keeps_weights = way.keeps_weights();
-    let given = given(graph, &mut looks, degree, way)?;
-    let in_bands = looks.iter().any(|look| look.images.is_some());
+    let given = given(graph, &mut contexts, degree, way)?;
+    let in_bands = contexts.iter().any(|context| context.images.is_some());
     let bytes = |id: OperatorId| -> f64 {
         let results = graph.operator(id).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
         results.into_iter().filter_map(|tensor| tensor.bytes()).sum::<u64>() as f64
@@ -155,11 +155,11 @@ pub fn shared_by(
         Failure::no(format!("{degree} devices cannot share this model"))
             .with_hint(format!("leave out {}", way.option()))
     };
-    let found = looks.iter().filter_map(|look| Some((look, choose(look, &group, &seconds)?)));
-    let (look, chosen): (&Look<'_>, Chosen) =
+    let found = contexts.iter().filter_map(|context| Some((context, choose(context, &group, &seconds)?)));
+    let (context, chosen): (&Context<'_>, Chosen) =
         found.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).ok_or_else(no)?;
-    let made = sharded(program, look, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
-    let proof = check(program, look, &chosen.choice, &made).map_err(|error| {
+    let made = sharded(program, context, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
+    let proof = check(program, context, &chosen.choice, &made).map_err(|error| {
         Failure::bug(format!("the program of one device does not match the whole model: {error}"))
     })?;
     let sum = |only_split: bool| -> f64 {
@@ -167,13 +167,13 @@ pub fn shared_by(
         ids.map(|at| flops(OperatorId(at as u32))).sum()
     };
     let total = sum(false);
-    if look.images.is_some() && !is_in_bands(look, &chosen.choice) {
-        return Err(no_bands(look));
+    if context.images.is_some() && !is_in_bands(context, &chosen.choice) {
+        return Err(no_bands(context));
     }
     if let Some(held) = way.sequence_parallel() {
         held_as_asked(&made.exchanges, held, degree)?;
     }
-    if matches!(way, Way::Layers(_)) && look.images.is_none() && made.cuts.is_empty() {
+    if matches!(way, Way::Layers(_)) && context.images.is_none() && made.cuts.is_empty() {
         // The plan will have no cuts, and must mean the same when it is read.
         return shared_by(program, graph, costs, (cluster, models), degree, Way::Positions(&[]));
     }
@@ -191,7 +191,7 @@ pub fn shared_by(
         operations: operations(graph, costs),
         program: made.program,
         degree: made.degree,
-        bands: look.images.as_ref().map(|images| 2 + images.along),
+        bands: context.images.as_ref().map(|images| 2 + images.along),
         cuts: made.cuts,
         exchanges: made.exchanges,
         inside: made.inside,
@@ -203,20 +203,21 @@ pub fn shared_by(
 }
 
 /// Returns the views of a model that are tried.
-fn looks<'g>(
+fn contexts<'g>(
     graph: &'g ModelGraph,
     program: &Program,
     degree: u32,
     way: Way<'_>,
-) -> Result<Vec<Look<'g>>, Failure> {
+) -> Result<Vec<Context<'g>>, Failure> {
     let n = u64::from(degree);
     let along = match way {
         Way::Cuts(cuts, _) => bands_in(cuts, program)?,
         Way::Layers(_) | Way::Positions(_) => None,
         Way::Bands => {
-            let all = (0..3).map(|along| Look::in_bands(graph, n, along));
-            let with_images = |look: &Look<'_>| look.images.as_ref().is_some_and(|images| images.size > 0);
-            let found: Vec<Look<'_>> = all.filter(with_images).collect();
+            let all = (0..3).map(|along| Context::in_bands(graph, n, along));
+            let with_images =
+                |context: &Context<'_>| context.images.as_ref().is_some_and(|images| images.size > 0);
+            let found: Vec<Context<'_>> = all.filter(with_images).collect();
             if found.is_empty() {
                 return Err(Failure::no("the model has no images: no convolution, pool or resampling")
                     .with_hint("--tensor-parallel shares other layers"));
@@ -225,27 +226,27 @@ fn looks<'g>(
         }
     };
     Ok(vec![match along {
-        Some(along) => Look::in_bands(graph, n, along),
-        None if way.keeps_weights() => Look::of_positions(graph, n),
-        None => Look::new(graph, n),
+        Some(along) => Context::in_bands(graph, n, along),
+        None if way.keeps_weights() => Context::of_positions(graph, n),
+        None => Context::new(graph, n),
     }])
 }
 
 /// Returns the fixed layouts of stored tensors, and marks the operators of the first device if requested.
 fn given(
     graph: &ModelGraph,
-    looks: &mut [Look<'_>],
+    contexts: &mut [Context<'_>],
     degree: u32,
     way: Way<'_>,
 ) -> Result<BTreeMap<TensorId, Layout>, Failure> {
     let given = match way {
-        Way::Cuts(cuts, _) if looks[0].images.is_none() => named(graph, cuts, degree)?,
+        Way::Cuts(cuts, _) if contexts[0].images.is_none() => named(graph, cuts, degree)?,
         Way::Positions(calls) => first::given(graph, calls)?,
         _ => BTreeMap::new(),
     };
     let is_auto = matches!(way, Way::Positions(calls) if first::is_auto(calls));
     if is_auto || given.values().any(|layout| matches!(layout, Layout::First(_))) {
-        looks.iter_mut().for_each(|look| look.on_first = true);
+        contexts.iter_mut().for_each(|context| context.on_first = true);
     }
     Ok(given)
 }
@@ -273,18 +274,18 @@ fn held_as_asked(
     }
 }
 
-fn is_in_bands(look: &Look<'_>, choice: &Choice) -> bool {
+fn is_in_bands(context: &Context<'_>, choice: &Choice) -> bool {
     let mut all = choice.strategies.iter().enumerate();
     all.any(|(at, pick)| {
-        *pick > 0 && matches!(look.strategies(OperatorId(at as u32))[*pick].gives, Layout::Bands(_))
+        *pick > 0 && matches!(context.strategies(OperatorId(at as u32))[*pick].gives, Layout::Bands(_))
     })
 }
 
-fn no_bands(look: &Look<'_>) -> Failure {
-    let degree = look.degree;
-    let most = look.images.as_ref().map_or(0, |images| images.size);
+fn no_bands(context: &Context<'_>) -> Failure {
+    let degree = context.degree;
+    let most = context.images.as_ref().map_or(0, |images| images.size);
     if most == 0 {
-        let dim = look.images.as_ref().map_or(0, |images| 2 + images.along);
+        let dim = context.images.as_ref().map_or(0, |images| 2 + images.along);
         return Failure::input(format!("the model has no images with a dimension {dim} for bands"));
     }
     if most < degree {

@@ -19,7 +19,7 @@ use super::{
     rules::strategies,
     sharded::{Choice, INPUT, Sharded, Writes, constant, done_after, spelled, stand_in, written},
     strategy::{Edit, Need, Strategy},
-    subject::{Look, Source, Subject},
+    subject::{Context, Source, Subject},
 };
 use crate::model::OperatorId;
 
@@ -165,16 +165,16 @@ impl Held {
 /// The first operator, exchange or result that violates its requirements.
 pub fn check(
     program: &Program,
-    look: &Look<'_>,
+    context: &Context<'_>,
     choice: &Choice,
     made: &Sharded,
 ) -> Result<Proof, CheckError> {
     let mut checker = Checker {
-        look,
+        context,
         choice,
         whole: program,
         made,
-        writes: Writes::new(look),
+        writes: Writes::new(context),
         held: program.inputs.iter().map(|id| (*id, Held::Whole)).collect(),
         origins: HashMap::new(),
         local: HashSet::new(),
@@ -194,7 +194,7 @@ pub fn check(
 }
 
 struct Checker<'a> {
-    look: &'a Look<'a>,
+    context: &'a Context<'a>,
     choice: &'a Choice,
     whole: &'a Program,
     made: &'a Sharded,
@@ -298,11 +298,11 @@ impl Checker<'_> {
             self.origins.insert(value, Origin { of, ..Origin::default() });
             return Ok(());
         }
-        let in_bands = self.look.images.is_some();
+        let in_bands = self.context.images.is_some();
         let (part, whole) =
             if in_bands { ("shard_rows", "shard_all_rows") } else { ("shard_part", "shard_whole") };
         let is_local = |operand: &Operand| matches!(operand, Operand::Value(id) if self.local.contains(id));
-        let is_on_first = name == "shard_on_first" && self.look.on_first;
+        let is_on_first = name == "shard_on_first" && self.context.on_first;
         let is_part = name == part || is_on_first;
         let fits = if is_part {
             !is_local(first) && before.is_none_or(|origin| !origin.is_part)
@@ -329,7 +329,7 @@ impl Checker<'_> {
     }
 
     fn strategy(&self, index: usize) -> Option<Strategy> {
-        let subject = self.look.subject(self.look.graph.operators.get(index)?);
+        let subject = self.context.subject(self.context.graph.operators.get(index)?);
         strategies(&subject).into_iter().nth(*self.choice.strategies.get(index)?)
     }
 
@@ -339,10 +339,10 @@ impl Checker<'_> {
     }
 
     fn place(&self, index: usize) -> (String, String) {
-        let Some(operator) = self.look.graph.operators.get(index) else {
+        let Some(operator) = self.context.graph.operators.get(index) else {
             return ("the end".into(), String::new());
         };
-        (operator.name.clone(), self.look.graph.block(operator.block).path.clone())
+        (operator.name.clone(), self.context.graph.block(operator.block).path.clone())
     }
 
     /// Checks an operator of the whole program.
@@ -352,9 +352,9 @@ impl Checker<'_> {
         let (Some(original), Some(strategy)) = (original, self.strategy(index)) else {
             return Err(self.missing());
         };
-        let look = self.look;
-        let operator = look.graph.operator(OperatorId(index as u32));
-        let subject = look.subject(operator);
+        let context = self.context;
+        let operator = context.graph.operator(OperatorId(index as u32));
+        let subject = context.subject(operator);
         // The whole program's operator, with the values that represent its operands on each device.
         let mut expected = original.clone();
         for edit in &strategy.edits {
@@ -393,7 +393,7 @@ impl Checker<'_> {
         }
         let is_counted = strategy.edits.contains(&Edit::Multiply);
         for value in &node.outputs {
-            let held = if look.sizes(*value).is_some() { Held::from(strategy.gives) } else { Held::Whole };
+            let held = if context.sizes(*value).is_some() { Held::from(strategy.gives) } else { Held::Whole };
             self.proof.parts += usize::from(held != Held::Whole);
             self.held.insert(*value, held);
             if is_counted {
@@ -423,7 +423,7 @@ impl Checker<'_> {
         subject: &Subject<'_>,
     ) -> Result<(), CheckError> {
         let id = OperatorId(self.next as u32);
-        let fixed = self.look.fixed(id, &self.writes);
+        let fixed = self.context.fixed(id, &self.writes);
         for (place_of_leaf, (leaf, need)) in subject.leaves.iter().zip(&strategy.needs).enumerate() {
             let (operator, path) = self.place(self.next);
             let operand = match leaf.source {
@@ -470,7 +470,7 @@ impl Checker<'_> {
                 return Err(CheckError::Operand { operator, path, operand, found, needed });
             }
             if let Some(at) = exchanged_at {
-                let written_since = self.look.storages(leaf.source).into_iter().any(|storage| {
+                let written_since = self.context.storages(leaf.source).into_iter().any(|storage| {
                     let then = self.writes.before(storage, OperatorId(at as u32));
                     then != self.writes.before(storage, id)
                 });

@@ -31,4 +31,4 @@ pub use exchange::{Collective, Exchange, exchanges};
 pub use layouts::{Layout, Routed, Slice};
 pub use sharded::{Choice, Inside, ShardError, Sharded, Writes, sharded};
 pub use strategy::{After, Edit, Need, Special, Strategy, Value};
-pub use subject::{Images, Leaf, Look, Source};
+pub use subject::{Context, Images, Leaf, Source};

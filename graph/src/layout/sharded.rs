@@ -19,14 +19,14 @@ use super::{
     exchange::{Exchange, exchanges},
     rules::strategies,
     strategy::{After, Edit, Need, Special, Strategy},
-    subject::{Look, Source, Subject},
+    subject::{Context, Source, Subject},
 };
 use crate::{fact::StorageId, model::OperatorId};
 
 /// The strategy of each operator, and the cut of each stored tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
-    /// Per operator the position in [`Look::strategies`].
+    /// Per operator the position in [`Context::strategies`].
     pub strategies: Vec<usize>,
     /// Per stored tensor.
     pub tensors: Vec<Layout>,
@@ -85,7 +85,7 @@ pub enum ShardError {
     Output,
 }
 
-impl<'g> Look<'g> {
+impl<'g> Context<'g> {
     /// Returns all strategies of an operator; in the first, each device does all of the work.
     pub fn strategies(&self, operator: OperatorId) -> Vec<Strategy> {
         strategies(&self.subject(self.graph.operator(operator)))
@@ -137,11 +137,11 @@ pub struct Writes {
 
 impl Writes {
     /// Finds them.
-    pub fn new(look: &Look<'_>) -> Self {
+    pub fn new(context: &Context<'_>) -> Self {
         let mut by_storage: HashMap<StorageId, Vec<OperatorId>> = HashMap::new();
-        for operator in look.graph.operators.iter().filter(|operator| operator.is_writing) {
-            let Some(leaf) = look.subject(operator).leaves.first().cloned() else { continue };
-            for storage in look.storages(leaf.source) {
+        for operator in context.graph.operators.iter().filter(|operator| operator.is_writing) {
+            let Some(leaf) = context.subject(operator).leaves.first().cloned() else { continue };
+            for storage in context.storages(leaf.source) {
                 by_storage.entry(storage).or_default().push(operator.id);
             }
         }
@@ -162,8 +162,8 @@ impl Writes {
 ///
 /// # Errors
 /// If the choice is impossible.
-pub fn sharded(program: &Program, look: &Look<'_>, choice: &Choice) -> Result<Sharded, ShardError> {
-    let graph = look.graph;
+pub fn sharded(program: &Program, context: &Context<'_>, choice: &Choice) -> Result<Sharded, ShardError> {
+    let graph = context.graph;
     for group in &graph.tied {
         let first = group[0];
         if let Some(other) =
@@ -174,9 +174,9 @@ pub fn sharded(program: &Program, look: &Look<'_>, choice: &Choice) -> Result<Sh
         }
     }
     let mut writer = Writer {
-        look,
+        context,
         choice,
-        writes: Writes::new(look),
+        writes: Writes::new(context),
         layouts: vec![Layout::Whole; program.values.len()],
         instead: HashMap::new(),
         made: HashMap::new(),
@@ -200,7 +200,7 @@ pub fn sharded(program: &Program, look: &Look<'_>, choice: &Choice) -> Result<Sh
 }
 
 struct Writer<'a> {
-    look: &'a Look<'a>,
+    context: &'a Context<'a>,
     choice: &'a Choice,
     writes: Writes,
     layouts: Vec<Layout>,
@@ -228,10 +228,10 @@ impl Writer<'_> {
     }
 
     fn add(&mut self, program: &Program, index: usize) -> Result<(), ShardError> {
-        let look = self.look;
-        let operator = look.graph.operator(OperatorId(index as u32));
-        let subject = look.subject(operator);
-        let path = || look.graph.block(operator.block).path.clone();
+        let context = self.context;
+        let operator = context.graph.operator(OperatorId(index as u32));
+        let subject = context.subject(operator);
+        let path = || context.graph.block(operator.block).path.clone();
         let mut ways = strategies(&subject);
         let at = self.choice.strategies[index];
         if at >= ways.len() {
@@ -248,20 +248,20 @@ impl Writer<'_> {
         let recorded = program.recorded.as_ref().and_then(|recorded| recorded.nodes.get(index)).cloned();
         let outputs = node.outputs.clone();
         for value in &outputs {
-            let is_cut = look.sizes(*value).is_some();
+            let is_cut = context.sizes(*value).is_some();
             self.layouts[value.index()] = if is_cut { strategy.gives } else { Layout::Whole };
             if matches!(self.layouts[value.index()], Layout::Routed(_) | Layout::First(_)) {
                 self.uneven.insert(*value);
             }
             self.out.values[value.index()].type_ =
-                local(&self.out.values[value.index()].type_, strategy.gives, look.degree);
+                local(&self.out.values[value.index()].type_, strategy.gives, context.degree);
         }
         self.is_split.push(strategy.is_split);
         let (call, span) = (node.call, node.span);
         let mut record = recorded.unwrap_or_default();
         record.operator.clone_from(&node.operator);
         for type_ in record.outputs.iter_mut().flatten() {
-            *type_ = local_type(type_, strategy.gives, look.degree);
+            *type_ = local_type(type_, strategy.gives, context.degree);
             // Rows that are removed afterwards are not part of the band.
             type_.shape = type_.shape.take().filter(|_| !matches!(strategy.after, Some(After::Crop(_))));
         }
@@ -289,9 +289,9 @@ impl Writer<'_> {
         strategy: &Strategy,
         node: &mut Node,
     ) -> Result<(), ShardError> {
-        let (look, operator) = (self.look, subject.operator);
-        let path = || look.graph.block(operator.block).path.clone();
-        let fixed = look.fixed(operator.id, &self.writes);
+        let (context, operator) = (self.context, subject.operator);
+        let path = || context.graph.block(operator.block).path.clone();
+        let fixed = context.fixed(operator.id, &self.writes);
         for ((leaf, need), is_fixed) in subject.leaves.iter().zip(&strategy.needs).zip(fixed) {
             let from = self.layout(leaf.source);
             let operand = || match leaf.source {
@@ -321,7 +321,7 @@ impl Writer<'_> {
                     operand: operand(),
                 });
             }
-            let storages = look.storages(leaf.source);
+            let storages = context.storages(leaf.source);
             let epoch = storages.iter().map(|storage| self.writes.before(*storage, operator.id)).sum();
             let value = self.exchanged(leaf.source, steps, epoch, node);
             if let Some(place) = written(node, subject, leaf.argument, leaf.item) {
@@ -407,7 +407,7 @@ impl Writer<'_> {
             return Ok(());
         }
         if let Source::Value(id) = source
-            && matches!(self.look.graph.value(id).fact, crate::fact::Fact::List(_))
+            && matches!(self.context.graph.value(id).fact, crate::fact::Fact::List(_))
         {
             return Err(ShardError::Output);
         }
@@ -458,7 +458,7 @@ impl Writer<'_> {
     fn part(&mut self, number: Operand, call: CallId, span: Span, of: Layout) -> ValueId {
         let name = match of {
             Layout::First(_) => "shard_on_first",
-            _ if self.look.images.is_some() => "shard_rows",
+            _ if self.context.images.is_some() => "shard_rows",
             _ => "shard_part",
         };
         let key = (format!("{name} {number:?}"), call);
@@ -497,7 +497,7 @@ impl Writer<'_> {
         let value = ValueId(self.out.values.len() as u32);
         let producer = Some(NodeId(self.out.nodes.len() as u32));
         self.out.values.push(Value { name: name_of_value, type_, producer, span });
-        let degree = Operand::Constant(Constant::Int(self.look.degree as i64));
+        let degree = Operand::Constant(Constant::Int(self.context.degree as i64));
         let operands = operands.into_iter().chain([degree]);
         let arguments = operands.map(|operand| Argument { name: None, operand }).collect();
         let operator = format!("shard::{name}");
@@ -514,8 +514,9 @@ impl Writer<'_> {
     }
 
     fn finish(self, program: &Program, starts: &[u32], output: Operand) -> Sharded {
-        let Writer { look, choice, mut out, exchanges, inside, uneven, recorded, is_split, instead, .. } =
-            self;
+        let Writer {
+            context, choice, mut out, exchanges, inside, uneven, recorded, is_split, instead, ..
+        } = self;
         let replaced = |operand: &mut Operand| substitute_all(&instead, operand);
         for (index, node) in out.nodes.iter().enumerate() {
             for value in &node.outputs {
@@ -553,13 +554,13 @@ impl Writer<'_> {
                 cuts.insert(TensorId(index as u32), slice);
                 let tensor = &mut out.tensors[index];
                 if tensor.shape.is_empty() {
-                    tensor.shape.clone_from(&look.graph.tensors[index].shape);
+                    tensor.shape.clone_from(&context.graph.tensors[index].shape);
                 }
-                tensor.shape[slice.dim] /= look.degree;
+                tensor.shape[slice.dim] /= context.degree;
                 tensor.strides = tracer::dense_strides(&tensor.shape);
             }
         }
-        Sharded { program: out, degree: look.degree, cuts, on_first, exchanges, inside, uneven, is_split }
+        Sharded { program: out, degree: context.degree, cuts, on_first, exchanges, inside, uneven, is_split }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// A graph prepared for layout rules, for one number of devices.
-pub struct Look<'g> {
+pub struct Context<'g> {
     /// The graph of the whole model.
     pub graph: &'g ModelGraph,
     /// The number of devices that share the work.
@@ -80,12 +80,12 @@ const MOST_BLOCKS: usize = 3;
 /// The most samples that are treated as blocks if samples and positions are flattened into one dimension.
 const MOST_SAMPLES: u64 = 64;
 
-impl<'g> Look<'g> {
+impl<'g> Context<'g> {
     /// Prepares a graph.
     pub fn new(graph: &'g ModelGraph, degree: u64) -> Self {
         let values = graph.values.iter().map(|value| value.fact.clone()).collect();
         let tensors = graph.tensors.iter().map(|tensor| Fact::Tensor(tensor.fact())).collect();
-        let mut look = Self {
+        let mut context = Self {
             graph,
             degree,
             blocks: vec![1],
@@ -97,15 +97,15 @@ impl<'g> Look<'g> {
         };
         let mut found: std::collections::BTreeMap<u64, usize> = Default::default();
         for operator in &graph.operators {
-            for blocks in super::rules::blocks_of(&look.subject(operator)) {
+            for blocks in super::rules::blocks_of(&context.subject(operator)) {
                 *found.entry(blocks).or_default() += 1;
             }
         }
         let mut found: Vec<(u64, usize)> = found.into_iter().filter(|(blocks, _)| *blocks > 1).collect();
         found.sort_by_key(|(blocks, count)| (std::cmp::Reverse(*count), *blocks));
-        look.blocks.extend(found.iter().take(MOST_BLOCKS).map(|(blocks, _)| *blocks));
-        look.find_routed();
-        look
+        context.blocks.extend(found.iter().take(MOST_BLOCKS).map(|(blocks, _)| *blocks));
+        context.find_routed();
+        context
     }
 
     /// Finds rows that are routed to experts: those of grouped products, and of row-by-row operators around them.
@@ -160,23 +160,23 @@ impl<'g> Look<'g> {
     /// Prepares a graph for cuts along samples or positions: if both are flattened into one dimension, each sample is a
     /// block.
     pub fn of_positions(graph: &'g ModelGraph, degree: u64) -> Self {
-        let mut look = Self::new(graph, degree);
+        let mut context = Self::new(graph, degree);
         for input in &graph.inputs {
-            let samples = look.sizes(*input).and_then(|sizes| sizes.first().copied());
-            look.blocks.extend(samples.filter(|samples| (2..=MOST_SAMPLES).contains(samples)));
+            let samples = context.sizes(*input).and_then(|sizes| sizes.first().copied());
+            context.blocks.extend(samples.filter(|samples| (2..=MOST_SAMPLES).contains(samples)));
         }
-        look.blocks.sort_unstable();
-        look.blocks.dedup();
-        look
+        context.blocks.sort_unstable();
+        context.blocks.dedup();
+        context
     }
 
     /// Prepares a graph for images in bands along a dimension: 0 for rows, 1 for columns.
     pub fn in_bands(graph: &'g ModelGraph, degree: u64, along: usize) -> Self {
-        let mut look = Self { blocks: vec![1], routed: Vec::new(), ..Self::new(graph, degree) };
+        let mut context = Self { blocks: vec![1], routed: Vec::new(), ..Self::new(graph, degree) };
         let mut images = Images { along, ..Images::default() };
         let dim = 2 + along;
         for operator in &graph.operators {
-            let subject = look.subject(operator);
+            let subject = context.subject(operator);
             let is_image = subject.row.is_some_and(|row| {
                 row.split == operators::Split::Convolution
                     || row.split == operators::Split::Samples && row.class == operators::OperatorClass::Pool
@@ -190,16 +190,16 @@ impl<'g> Look<'g> {
             images.dims.extend(operator.outputs.iter().map(|id| (*id, dim)));
         }
         // Propagates to operators that preserve rows, forward and backward.
-        look.images = Some(images);
+        context.images = Some(images);
         let order: Vec<OperatorId> = graph.operators.iter().map(|operator| operator.id).collect();
         let back: Vec<OperatorId> = order.iter().rev().copied().collect();
         for operator in order.iter().chain(&back).chain(&order) {
-            let found = super::rules::rows_of(&look.subject(graph.operator(*operator)));
-            if let Some(images) = &mut look.images {
+            let found = super::rules::rows_of(&context.subject(graph.operator(*operator)));
+            if let Some(images) = &mut context.images {
                 images.dims.extend(found);
             }
         }
-        look
+        context
     }
 
     /// Tells whether a dimension of a value holds the rows of an image.
@@ -225,7 +225,7 @@ impl<'g> Look<'g> {
         let outputs = operator.outputs.iter().map(|value| sizes_of(&self.values[value.index()])).collect();
         let is_of_torch = operator.name.starts_with("aten::") || operator.name.starts_with("prim::");
         let row = operators::find(operators::plain(operator.short_name()).0).filter(|_| is_of_torch);
-        Subject { look: self, operator, call, leaves, outputs, row }
+        Subject { context: self, operator, call, leaves, outputs, row }
     }
 
     /// Returns an operator's leaves.
@@ -271,7 +271,7 @@ fn sizes_of(fact: &Fact) -> Option<Vec<u64>> {
 /// An operator with its operands.
 pub(crate) struct Subject<'a> {
     /// The graph that contains it.
-    pub look: &'a Look<'a>,
+    pub context: &'a Context<'a>,
     /// The operator.
     pub operator: &'a Operator,
     /// Its arguments as facts.
@@ -288,7 +288,8 @@ impl Subject<'_> {
     /// Returns the rows of experts that it reads or makes, and their number.
     pub fn routed(&self) -> impl Iterator<Item = (Routed, u64)> {
         let is_behind = |routed: &RoutedRows| routed.behind.is_none_or(|maker| maker < self.operator.id);
-        let routed = self.look.routed.iter().filter(move |routed| is_behind(routed) && self.touches(routed));
+        let routed =
+            self.context.routed.iter().filter(move |routed| is_behind(routed) && self.touches(routed));
         routed.map(|routed| (routed.layout, routed.rows))
     }
 
@@ -320,8 +321,8 @@ impl Subject<'_> {
     /// Tells whether a source holds booleans.
     pub fn is_mask(&self, source: Source) -> bool {
         let fact = match source {
-            Source::Value(id) => &self.look.values[id.index()],
-            Source::Tensor(id) => &self.look.tensors[id.index()],
+            Source::Value(id) => &self.context.values[id.index()],
+            Source::Tensor(id) => &self.context.tensors[id.index()],
         };
         fact.tensors().iter().any(|tensor| tensor.dtype == Some(tracer::DType::Bool))
     }
@@ -329,7 +330,7 @@ impl Subject<'_> {
     /// Tells whether the results are floats of at least 16 bits, so that partial sums can be added.
     pub fn is_float(&self) -> bool {
         let outputs = self.operator.outputs.iter();
-        let mut tensors = outputs.flat_map(|value| self.look.values[value.index()].tensors());
+        let mut tensors = outputs.flat_map(|value| self.context.values[value.index()].tensors());
         tensors.all(|tensor| tensor.dtype.is_some_and(|dtype| dtype.is_float() && dtype.bytes() > 1))
     }
 

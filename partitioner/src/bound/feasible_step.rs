@@ -189,10 +189,7 @@ impl Steps<'_> {
 
     /// Returns the least seconds of the passes that other stages wait for, for this much work.
     fn passes(&self, work: f64) -> f64 {
-        match self.is_zero_bubble() {
-            true => self.there_and_back.of(work * self.speed) / self.speed,
-            false => work,
-        }
+        if self.is_zero_bubble() { self.there_and_back.of(work * self.speed) / self.speed } else { work }
     }
 
     /// Tells whether transfers of so many seconds at one boundary leave room in the step; all boundaries together take `carried`
@@ -222,13 +219,11 @@ impl Steps<'_> {
                 // The stages before this one, and those from it on, must do their work within the step.
                 let is_far = m * begin.low > step * stage as f64;
                 let is_near = m * (total - begin.high) > step * (ranks - stage) as f64;
-                match is_far || is_near || stage > 0 && !is_open[window] {
-                    true => Vec::new(),
-                    false => {
-                        let ends = ways.last().map(|ways| (&behind, ways));
-                        self.ways((step, carried), stage, (begin, window), ends)
-                    }
+                if is_far || is_near || stage > 0 && !is_open[window] {
+                    return Vec::new();
                 }
+                let ends = ways.last().map(|ways| (&behind, ways));
+                self.ways((step, carried), stage, (begin, window), ends)
             };
             let found: Vec<Vec<Way>> = (0..begins).map(from).collect();
             let ends: Vec<usize> = (0..begins).filter(|&end| !found[end].is_empty()).collect();

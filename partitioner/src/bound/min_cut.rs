@@ -203,10 +203,10 @@ impl Window {
 
     /// Returns a lower bound of the bytes across a cut; `None` if no cut lies in the window.
     pub(crate) fn bytes(&self) -> Option<u64> {
-        match self.is_closed {
-            true => self.cut.as_ref().map(|cut| cut.bytes),
-            false => self.leaves.peek().map(|leaf| leaf.cut.bytes.max(self.least)),
+        if self.is_closed {
+            return self.cut.as_ref().map(|cut| cut.bytes);
         }
+        self.leaves.peek().map(|leaf| leaf.cut.bytes.max(self.least))
     }
 
     /// Tells whether the narrowest cut is known, or that there is none.

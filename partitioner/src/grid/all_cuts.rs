@@ -39,7 +39,7 @@ pub(crate) struct AllCuts<'a> {
     /// Plans that may still be simulated.
     pub(crate) left: usize,
     /// The fastest link between the stages before and behind each boundary.
-    wires: Vec<Wire>,
+    links: Vec<LinkCost>,
     /// Lower bound of the time for a micro-batch of the stages from one on, by the state where it begins: of all of them together
     /// without pipelining, of the slowest otherwise.
     rest: Vec<Vec<f64>>,
@@ -51,7 +51,7 @@ pub(crate) struct AllCuts<'a> {
 
 /// Seconds for each byte of a transfer, and its latency.
 #[derive(Clone, Copy, Debug, Default)]
-struct Wire {
+struct LinkCost {
     rate: f64,
     latency: f64,
 }
@@ -89,7 +89,7 @@ impl<'a> AllCuts<'a> {
             best: None,
             bound: f64::INFINITY,
             left: 0,
-            wires: costs.iter().map(|costs| wire_before(costs)).collect(),
+            links: costs.iter().map(|costs| link_before(costs)).collect(),
             rest: Vec::new(),
             pinned: Pinned::new(scorer.problem, scorer.states, costs.iter().map(|costs| costs.place.run)),
             n_beginnings: 0,
@@ -243,10 +243,10 @@ impl<'a> AllCuts<'a> {
 
     /// Lower bound of the seconds of transfers at the boundary before a stage, forward and back.
     fn border(&self, index: usize, start: usize) -> (f64, f64) {
-        let (states, wire) = (self.scorer.states, self.wires[index]);
+        let (states, link) = (self.scorer.states, self.links[index]);
         let time = |bytes: f64| match index {
             0 => 0.0,
-            _ => (bytes * wire.rate + wire.latency - ROUNDING).max(0.0),
+            _ => (bytes * link.rate + link.latency - ROUNDING).max(0.0),
         };
         (time(states.crossing[start]), time(states.crossing_back[start]))
     }
@@ -298,15 +298,17 @@ impl<'a> AllCuts<'a> {
 }
 
 /// The fastest link from any replica of a stage to the stage before; a free one if that is not known.
-fn wire_before(costs: &StageCosts) -> Wire {
+fn link_before(costs: &StageCosts) -> LinkCost {
     let (machine, run) = (&costs.scorer.problem.machine, costs.place.run);
     let levels = run.devices().map(|device| machine.level(device.checked_sub(run.step())?, device));
     // A replica without a link waits for no transfer.
     let least = levels.map(|level| {
-        level
-            .map_or(Wire::default(), |level| Wire { rate: 1.0 / level.bandwidth.0, latency: level.latency.0 })
+        level.map_or(LinkCost::default(), |level| LinkCost {
+            rate: 1.0 / level.bandwidth.0,
+            latency: level.latency.0,
+        })
     });
     least
-        .reduce(|a, b| Wire { rate: a.rate.min(b.rate), latency: a.latency.min(b.latency) })
+        .reduce(|a, b| LinkCost { rate: a.rate.min(b.rate), latency: a.latency.min(b.latency) })
         .unwrap_or_default()
 }

@@ -425,16 +425,15 @@ impl Chain<'_> {
             let replicas = f64::from(point.replicas);
             let compute = (self.work[end] - self.work[start] + self.host) / self.speed / replicas;
             let parameters = self.parameters[end] - self.parameters[start];
-            let sync = match self.synchronises {
-                true if replicas > 1.0 && parameters > 0.0 => {
-                    let level = MachineLevel {
-                        bandwidth: BytesPerSecond(self.bandwidth),
-                        latency: Seconds(self.latency),
-                    };
-                    let count = replicas as usize;
-                    ring(parameters, count, level).min(tree(parameters, count, level)) / replicas
-                }
-                _ => 0.0,
+            let sync = if self.synchronises && replicas > 1.0 && parameters > 0.0 {
+                let level = MachineLevel {
+                    bandwidth: BytesPerSecond(self.bandwidth),
+                    latency: Seconds(self.latency),
+                };
+                let count = replicas as usize;
+                ring(parameters, count, level).min(tree(parameters, count, level)) / replicas
+            } else {
+                0.0
             };
             let last = self.work.len() - 1;
             let crossing = |position: usize| {

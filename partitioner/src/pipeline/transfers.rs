@@ -41,10 +41,11 @@ pub(crate) fn settle_transfers(problem: &Problem, stages: &mut [SolutionStage]) 
     for stage in stages {
         let ports = stage.run.devices().map(|device| {
             let ports = device * n_levels..(device + 1) * n_levels;
-            match machine.overlaps {
-                true => ports.map(|port| out[port].max(into[port])).fold(0.0, f64::max),
+            if machine.overlaps {
+                ports.map(|port| out[port].max(into[port])).fold(0.0, f64::max)
+            } else {
                 // Receiving takes no compute time of a device.
-                false => out[ports].iter().sum(),
+                out[ports].iter().sum()
             }
         });
         stage.score.transfer = ports.fold(0.0, f64::max);

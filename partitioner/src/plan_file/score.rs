@@ -2,7 +2,7 @@
 
 use schema::{Execution, OffloadMode, ShardingLevel};
 use simulator::{
-    Updates, kept,
+    Updates, kept_versions,
     order::{InFlight, Schedule, make_for_costs},
 };
 
@@ -145,7 +145,7 @@ impl Given<'_> {
         if let Some(Updates::DoubleBuffered { period }) = updates {
             scorer.period = period as usize;
         }
-        let mut kept = updates.map_or_else(Vec::new, |updates| kept(&replicas, updates)).into_iter();
+        let mut kept = updates.map_or_else(Vec::new, |updates| kept_versions(&replicas, updates)).into_iter();
         let mut first = 0;
         let mut before = None;
         for &own in &replicas {

@@ -174,7 +174,7 @@ pub struct RoundingArguments {
 
 impl RoundingArguments {
     /// Returns the requested rounding.
-    pub fn asked(self) -> Rounding {
+    pub fn rounding(self) -> Rounding {
         if self.tf32 {
             Rounding::Tf32
         } else if self.fp8 {
@@ -407,7 +407,7 @@ impl PlanArguments {
             recompute: !self.no_recompute,
             offload: self.offload,
             effort: self.effort.into(),
-            rounding: self.rounding.asked(),
+            rounding: self.rounding.rounding(),
             overlap: true,
             cluster,
             cluster_file: self.cluster.clone(),

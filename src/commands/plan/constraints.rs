@@ -169,8 +169,8 @@ pub(super) fn check(
             return wrong(format!("a stage is on {device}, which `leave_out: {pattern}` excludes"));
         }
     }
-    pins::kept(model, graph, plan)?;
-    recomputed::kept(model, graph, plan)?;
+    pins::check_kept(model, graph, plan)?;
+    recomputed::check_kept(model, graph, plan)?;
     let begins = plan.stages.iter().skip(1).map(|stage| {
         stage.blocks.iter().filter_map(|block| model.first_operator(block)).min().unwrap_or_default()
     });

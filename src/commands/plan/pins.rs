@@ -62,7 +62,7 @@ pub(super) fn check(pin: &PinnedCalls, workspace: &Workspace, cluster: &Cluster)
 }
 
 /// Checks the stages of a plan against its pins.
-pub(super) fn kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Result<(), Failure> {
+pub(super) fn check_kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Result<(), Failure> {
     let pinned = plan.constraints.iter().flat_map(|constraints| &constraints.pin);
     let mut stage_of: Vec<Option<usize>> = vec![None; graph.operators.len()];
     for (index, stage) in plan.stages.iter().enumerate() {

@@ -64,7 +64,7 @@ pub(super) fn check(all: &[RecomputedCalls], workspace: &Workspace) -> Result<()
 }
 
 /// Checks the recomputed blocks of a plan against its policies.
-pub(super) fn kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Result<(), Failure> {
+pub(super) fn check_kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Result<(), Failure> {
     let all = plan.constraints.iter().flat_map(|constraints| &constraints.recompute);
     let again = plan.stages.iter().flat_map(|stage| &stage.recompute);
     let mut is_again = vec![false; graph.operators.len()];

@@ -46,8 +46,10 @@ pub fn of_plan(
         types.push(type_of(device)?);
     }
     let mut seconds = each(&times);
-    for (operator, _) in
-        operator_stages::again(plan, workspace.program()).iter().enumerate().filter(|(_, again)| **again)
+    for (operator, _) in operator_stages::recomputed(plan, workspace.program())
+        .iter()
+        .enumerate()
+        .filter(|(_, is_recomputed)| **is_recomputed)
     {
         seconds[operator] += times.seconds[operator].forward;
     }

@@ -2,7 +2,7 @@
 
 use schema::{LintFinding, LintedOrder, SimulatedOrder, TIMELINE_VERSION, Timeline};
 use simulator::{
-    Clock, Cost, Kept, Report, Severity,
+    Clock, Cost, KeptVersions, Report, Severity,
     order::{CsvError, Order, Program, Schedule, Shape, from_csv, make_for_costs},
 };
 
@@ -76,7 +76,7 @@ pub(super) fn versions(
     ranks: u32,
     micro_batches: u32,
     vertical_sync: bool,
-) -> Result<Vec<Kept>, Failure> {
+) -> Result<Vec<KeptVersions>, Failure> {
     let updates = if vertical_sync {
         let refuse = |reason| {
             Failure::input(format!("vertical sync cannot be combined with {}: {reason}", schedule.name()))
@@ -85,7 +85,7 @@ pub(super) fn versions(
     } else {
         schedule.updates(micro_batches)
     };
-    Ok(updates.map_or_else(Vec::new, |updates| simulator::kept(&vec![1; ranks as usize], updates)))
+    Ok(updates.map_or_else(Vec::new, |updates| simulator::kept_versions(&vec![1; ranks as usize], updates)))
 }
 
 /// Times an order with a known lint result; the timeline is made only on demand.

@@ -5,7 +5,7 @@ use schema::{
     SpanKind, StageVersions, StepSplit, TIMELINE_VERSION, TimeParts,
 };
 use simulator::{
-    Kept, Part, PlanError, PlanOptions, PlannedStep, Timeline, USES, Work, from_plan, order::Kind,
+    KeptVersions, Part, PlanError, PlanOptions, PlannedStep, Timeline, USES, Work, from_plan, order::Kind,
 };
 
 use super::{order::list, order_failure};
@@ -227,8 +227,8 @@ fn critical_path(
 }
 
 /// The weight versions of each stage of a pipeline without a flush.
-pub(super) fn versions(kept: &[Kept]) -> Vec<StageVersions> {
-    let of = |stage: &Kept| StageVersions { kept: stage.versions, staleness: stage.staleness };
+pub(super) fn versions(kept: &[KeptVersions]) -> Vec<StageVersions> {
+    let of = |stage: &KeptVersions| StageVersions { kept: stage.versions, staleness: stage.staleness };
     kept.iter().map(of).collect()
 }
 

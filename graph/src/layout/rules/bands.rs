@@ -47,13 +47,13 @@ pub fn takes_stored(class: OperatorClass) -> bool {
 
 /// The dimension of an image that bands divide; samples and channels precede it.
 fn along(subject: &Subject<'_>, rank: usize) -> Option<usize> {
-    let dim = 2 + subject.look.images.as_ref()?.along;
+    let dim = 2 + subject.context.images.as_ref()?.along;
     (dim < rank).then_some(dim)
 }
 
 fn banded(subject: &Subject<'_>, sizes: &[u64], dim: usize) -> Option<Bands> {
     let bands = Bands { dim, size: *sizes.get(dim)? };
-    bands.fits(subject.look.degree).then_some(bands)
+    bands.fits(subject.context.degree).then_some(bands)
 }
 
 /// An item of a list with one number per dimension of an image.
@@ -174,7 +174,7 @@ fn adaptive_pool(subject: &Subject<'_>, row: &operators::Operator) -> Option<Vec
         let axis = Axis::new(vec![Side::Cut(dim, 1)], Side::Sum).then(After::Weigh(from.size));
         return is_mean.then(|| vec![axis]);
     }
-    if !from.size.is_multiple_of(results) || results < subject.look.degree {
+    if !from.size.is_multiple_of(results) || results < subject.context.degree {
         return None;
     }
     let each = from.size / results;

@@ -28,7 +28,7 @@ pub fn strategies(subject: &Subject<'_>, axes: Vec<Axis>) -> Vec<Strategy> {
                     | OperatorClass::Norm
             )
     });
-    if !is_known || subject.look.images.is_some() {
+    if !is_known || subject.context.images.is_some() {
         return Vec::new();
     }
     axes.into_iter().filter_map(|axis| strategy(subject, axis)).collect()
@@ -47,7 +47,7 @@ fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
     }
     let need = |(leaf, side): (&crate::layout::Leaf, &Side)| {
         let stored = match leaf.source {
-            Source::Tensor(id) => Some(subject.look.graph.tensor(id).role),
+            Source::Tensor(id) => Some(subject.context.graph.tensor(id).role),
             Source::Value(_) => None,
         };
         match (*side, stored, leaf.sizes.first()) {

@@ -74,7 +74,7 @@ pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
         return all;
     }
     for axis in axes(subject) {
-        if subject.look.images.is_some() && !is_of_rows(subject, &axis) {
+        if subject.context.images.is_some() && !is_of_rows(subject, &axis) {
             continue;
         }
         if let Some(strategy) = strategy(subject, axis)
@@ -83,7 +83,7 @@ pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
             all.push(strategy);
         }
     }
-    if subject.look.on_first {
+    if subject.context.on_first {
         all.extend(first::strategies(subject, axes(subject)));
     }
     for (routed, rows) in subject.routed() {
@@ -166,7 +166,7 @@ pub(crate) fn routed_of(subject: &Subject<'_>, routed: Routed, rows: u64) -> Vec
 
 /// Tells whether an axis cuts rows of an image.
 fn is_of_rows(subject: &Subject<'_>, axis: &Axis) -> bool {
-    cut_by(subject, axis).into_iter().any(|(value, dim)| subject.look.has_rows(value, dim))
+    cut_by(subject, axis).into_iter().any(|(value, dim)| subject.context.has_rows(value, dim))
 }
 
 /// Returns the dimensions of operands and of results that an axis cuts.
@@ -205,7 +205,7 @@ pub(crate) fn blocks_of(subject: &Subject<'_>) -> Vec<u64> {
 
 fn axes(subject: &Subject<'_>) -> Vec<Axis> {
     let Some(row) = subject.row else { return Vec::new() };
-    if subject.look.images.is_some()
+    if subject.context.images.is_some()
         && let Some(found) = bands::axes(subject, row)
     {
         return found.unwrap_or_default();
@@ -255,8 +255,8 @@ fn axes(subject: &Subject<'_>) -> Vec<Axis> {
 
 /// Makes a strategy of an axis, if everything that is cut can be cut.
 fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
-    let degree = subject.look.degree;
-    let in_bands = subject.look.images.is_some();
+    let degree = subject.context.degree;
+    let in_bands = subject.context.images.is_some();
     let cut = |sizes: &[u64], dim: usize, blocks: u64| {
         if !in_bands {
             let slice = Slice { dim, blocks };
@@ -272,7 +272,7 @@ fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
         needs.push(match *side {
             Side::Cut(dim, blocks) => {
                 let is_weight = matches!(leaf.source, Source::Tensor(id)
-                    if subject.look.graph.tensor(id).role != tracer::Role::Constant);
+                    if subject.context.graph.tensor(id).role != tracer::Role::Constant);
                 if in_bands && is_weight && !bands::takes_stored(subject.row?.class) {
                     return None;
                 }
@@ -335,13 +335,13 @@ pub(crate) fn each_cut(
     mut axis: impl FnMut(usize, u64) -> Option<Axis>,
 ) -> Vec<Axis> {
     let mut all = Vec::new();
-    if subject.look.images.is_some() {
-        let is_cut = |dim: &usize| sizes[*dim] >= subject.look.degree;
+    if subject.context.images.is_some() {
+        let is_cut = |dim: &usize| sizes[*dim] >= subject.context.degree;
         return (1..sizes.len()).filter(is_cut).filter_map(|dim| axis(dim, 1)).collect();
     }
     for dim in 0..sizes.len() {
-        for &blocks in &subject.look.blocks {
-            if (Slice { dim, blocks }).fits(sizes, subject.look.degree) {
+        for &blocks in &subject.context.blocks {
+            if (Slice { dim, blocks }).fits(sizes, subject.context.degree) {
                 all.extend(axis(dim, blocks));
             }
         }

@@ -45,7 +45,7 @@ pub fn group(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         let axis = along_channels(subject, input, dim, blocks);
         match dim {
             0 => Some(axis),
-            1 if blocks == 1 && groups.is_multiple_of(subject.look.degree) => {
+            1 if blocks == 1 && groups.is_multiple_of(subject.context.degree) => {
                 Some(axis.dividing(subject.argument("num_groups"), None))
             }
             _ => None,

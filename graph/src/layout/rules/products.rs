@@ -76,7 +76,7 @@ pub fn added(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }
     let own = subject.leaves[0].sizes.clone();
     let rest = Subject {
-        look: subject.look,
+        context: subject.context,
         operator: subject.operator,
         call: subject.call.of(subject.call.name),
         leaves: subject.leaves[1..].to_vec(),
@@ -126,7 +126,7 @@ pub fn routed(subject: &Subject<'_>) -> Option<(Routed, u64)> {
     let [input, table, offsets] = grouped_leaves(subject)?;
     let (rows, experts) = (subject.leaves[input].sizes[0], subject.leaves[table].sizes[0]);
     let Source::Value(offsets) = subject.leaves[offsets].source else { return None };
-    let degree = subject.look.degree;
+    let degree = subject.context.degree;
     let is_even = rows > 0 && rows.is_multiple_of(degree) && experts.is_multiple_of(degree);
     is_even.then_some((Routed { offsets, experts }, rows))
 }
@@ -164,7 +164,7 @@ pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let looks_back = subject.call.flag("is_causal") == Some(true)
         && mask.is_none()
         && sizes(key)[rank - 2] == result[rank - 2]
-        && subject.look.images.is_none();
+        && subject.context.images.is_none();
     Some(each_cut(subject, result, |dim, blocks| {
         let is_head = dim + 3 == rank;
         let of_keys = match dim {
@@ -242,7 +242,7 @@ pub fn convolution(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         all.extend(each_cut(subject, &kernel[of_out..=of_out], |_, blocks| {
             Some(made([Side::Partial, Side::Cut(of_out, blocks), Side::Cut(0, blocks)], Side::Cut(1, blocks)))
         }));
-    } else if groups.is_multiple_of(subject.look.degree) {
+    } else if groups.is_multiple_of(subject.context.degree) {
         // The kernel has groups in its first dimension either way.
         let axis = made([Side::Cut(1, 1), Side::Cut(0, 1), Side::Cut(0, 1)], Side::Cut(1, 1));
         all.push(axis.dividing(subject.argument("groups"), None));

@@ -61,7 +61,7 @@ pub fn reshape(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }
     let other = subject.leaf("other");
     let runs = runs(&first.sizes, result)?;
-    let degree = subject.look.degree;
+    let degree = subject.context.degree;
     Some(
         each_cut(subject, &first.sizes, |dim, blocks| {
             let run = runs.iter().find(|run| run.before.contains(&dim))?;
@@ -170,7 +170,7 @@ pub fn squeeze(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let (before, after) = (large(&leaf.sizes), large(result));
     let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
         // A part of size one would be squeezed away.
-        if leaf.sizes[dim] == subject.look.degree && result.len() <= leaf.sizes.len() {
+        if leaf.sizes[dim] == subject.context.degree && result.len() <= leaf.sizes.len() {
             return None;
         }
         let at = *after.get(before.iter().position(|own| *own == dim)?)?;

@@ -30,9 +30,9 @@ impl Layers {
             let is_number = |fact: &TensorFact| fact.shape.as_ref().is_some_and(|shape| shape.is_empty());
             let is_idle = operator.class == OperatorClass::Plumbing || tensors.clone().all(is_number);
             let Some(result) = tensors.clone().next().filter(|_| !is_idle) else { continue };
-            let look = Look { graph, operator, layers: &this.layers, made_by: &made_by, result };
+            let described = Described { graph, operator, layers: &this.layers, made_by: &made_by, result };
             let cost = costs.operator(operator.id);
-            let mut layer = look.layer();
+            let mut layer = described.layer();
             layer.parameters = cost.parameter_bytes as f64;
             layer.saved = cost.saved_bytes as f64;
             for value in &operator.outputs {
@@ -46,7 +46,7 @@ impl Layers {
 }
 
 /// An operator, and the tensors known before it.
-struct Look<'a> {
+struct Described<'a> {
     graph: &'a ModelGraph,
     operator: &'a Operator,
     layers: &'a [Layer],
@@ -63,7 +63,7 @@ struct Rule<'a> {
     needs: Needs<'a>,
 }
 
-impl<'a> Look<'a> {
+impl<'a> Described<'a> {
     fn layer(&self) -> Layer {
         let sizes = dimensions(self.result);
         let elements = self.result.elements().unwrap_or(1).max(1) as f64;
