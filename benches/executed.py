@@ -5,7 +5,7 @@
 Four models, each under five plans for two processes of one thread (gloo): replicas, 1F1B over as many layers and over as many
 parameters, our 1F1B, our zero bubble. Times are those of a cost model of this machine, profiled while a second process does the
 same: cores of one machine share caches and memory, often more. Links are measured here, and what `train.py` takes for each pass
-is measured by its `--host-trace` in a first run of each pipeline and charged by `--host-overhead`.
+is measured by its `--host-trace` in first runs under 1F1B and under zero bubble, and charged by `--host-overhead` and `--split-overhead`.
 All plans run in turns, so that whatever else the machine does meets all of them; the fastest step of each counts.
 
 Tells Kendall's τ of the plans of each model, the mean error of the step, and zero bubble beside 1F1B as predicted and executed.
@@ -40,11 +40,10 @@ def models():
     yield "resnet", torchvision.models.resnet18(weights=None), torch.randn(2, 3, 64, 64)
 
 
-def planned(name, variant, shared, overhead):
+def planned(name, variant, shared, charged=()):
     """Plans and emits one variant; returns its predicted step and its folder."""
     model, folder = HERE / f"{name}.pt", HERE / f"{name}-{variant.replace(' ', '-')}"
     file = folder.with_suffix(".yaml")
-    charged = ["--host-overhead", f"{overhead:.0f}"]
     split.run("plan", model, *shared, *VARIANTS[variant], *charged, "--micro-batches", split.MICRO_BATCHES, "-o", file)
     split.run("emit", model, file, "--targets", "python", "--force", "-o", folder)
     checked = json.loads(split.run("plan", model, *shared, "--check", file, "--format", "json"))
@@ -90,10 +89,14 @@ def main():
     for name in wanted:
         shared = ["--cluster", HERE / "cluster.yaml", "--optimizer", "sgd", "--no-overlap", "--cost-model", arguments.cost_model]
         shared += ["--input", (HERE / f"{name}.input").read_text()]
-        _, folder = planned(name, "1f1b", shared, 0)
-        overhead = min(1e6 * trained(folder, arguments.steps, "--host-trace")[1]["pass"] for _ in range(2))
+        overheads = {"1f1b": "pass", "zero bubble": "split"}
+        for variant, figure in overheads.items():
+            _, folder = planned(name, variant, shared)
+            overheads[variant] = min(1e6 * trained(folder, 2 * arguments.steps, "--host-trace")[1][figure] for _ in range(2))
+        overhead, split_overhead = overheads.values()
+        charged = ["--host-overhead", f"{overhead:.0f}", "--split-overhead", f"{split_overhead:.0f}"]
         # Two names of one plan are one plan.
-        plans = {step: (variant, folder) for variant in reversed(variants) for step, folder in [planned(name, variant, shared, overhead)]}
+        plans = {step: (variant, folder) for variant in reversed(variants) for step, folder in [planned(name, variant, shared, charged)]}
         plans = {variant: (step, folder) for step, (variant, folder) in reversed(plans.items())}
         executed = {variant: [] for variant in plans}
         for _ in range(arguments.rounds):
@@ -103,8 +106,8 @@ def main():
         predicted = {variant: step for variant, (step, _) in plans.items()}
         least = {variant: min(found) for variant, found in executed.items()}
         off = {variant: predicted[variant] / least[variant] - 1 for variant in plans}
-        figures[name] = {"overhead_us": overhead, "tau": tau(predicted, least), "predicted": predicted, "executed": executed}
-        print(f"\n{name}: {overhead:.0f} µs a pass charged, load {os.getloadavg()[0]:.1f}")
+        figures[name] = {"overhead_us": overhead, "split_us": split_overhead, "tau": tau(predicted, least), "predicted": predicted, "executed": executed}
+        print(f"\n{name}: {overhead:.0f} µs a pass and {split_overhead:.0f} µs for halves charged, load {os.getloadavg()[0]:.1f}")
         for variant in plans:
             print(f"  {variant:16} {1e3 * predicted[variant]:7.0f} ms predicted {1e3 * least[variant]:7.0f} ms executed {100 * off[variant]:+6.1f} %")
         print(f"  Kendall τ {figures[name]['tau']:.2f}, mean error {100 * statistics.mean(map(abs, off.values())):.1f} %", flush=True)

@@ -324,6 +324,30 @@ fn what_does_not_fit_one_device_says_so() {
     assert!(roomy.contains("After the last of them sums of gradients"), "{roomy}");
 }
 
+/// Where no device has room for parameters, gradients and the optimizer's state, layers on several devices are tried, too.
+#[test]
+fn layers_are_shared_unasked_where_the_state_fits_no_single_device() {
+    let (folder, model) = (folder(), "fixtures/traces/gpt2_tiny.pt");
+    let planned = |memory: u64, more: &[&str]| {
+        // Slow devices, fast links: of one micro-batch only the work inside of layers can be divided.
+        let text = format!(
+            "kind: cluster\nversion: 1\ntypes:\n  slow: {{memory: {memory}, memory_bandwidth: 1.0e9, peak: {{float32: 1.0e8}}}}\n\
+             devices: [{{type: slow, count: 4}}]\nlevels: [{{name: fast, bandwidth: 1.0e12, latency: 1.0e-9}}]\n"
+        );
+        let cluster = write(&folder, "slow.yaml", &text);
+        json(&[&["plan", model, "--cluster", &cluster, "--micro-batches", "1"], more].concat())
+    };
+    let (roomy, tight) = (1 << 30, 120_000);
+    assert!(planned(roomy, &[])["shared"].is_null());
+    let unasked = planned(tight, &[]);
+    assert_eq!(unasked["shared"]["degree"], 4, "{unasked}");
+    assert_eq!(unasked["step_seconds"], planned(tight, &["--tensor-parallel", "auto"])["step_seconds"]);
+    let alone = planned(tight, &["--tensor-parallel", "none"]);
+    assert!(alone["shared"].is_null() && alone["step_seconds"].as_f64() > unasked["step_seconds"].as_f64());
+    // A strategy by name is what was asked for.
+    assert!(planned(tight, &["--strategy", "gpipe"])["shared"].is_null());
+}
+
 #[test]
 fn what_is_computed_again_is_said() {
     let folder = folder();
@@ -417,7 +441,8 @@ fn short_memory_takes_fewer_micro_batches() {
     let folder = folder();
     // So little that as many micro-batches as devices leave no room for a pipeline.
     let cluster = lab(&folder, 8, 400_000);
-    let answer = json(&["plan", UNET, "--cluster", &cluster, "--no-recompute"]);
+    let alone = ["--no-recompute", "--tensor-parallel", "none"];
+    let answer = json(&[&["plan", UNET, "--cluster", &cluster][..], &alone].concat());
     let tried = answer["micro_batches_tried"].as_array().expect("what was tried");
     let each = |one: &serde_json::Value| one["seconds_each"].as_f64().expect("seconds");
     let is_few = |one: &&serde_json::Value| one["micro_batches"].as_u64() < Some(8);
@@ -703,6 +728,19 @@ fn what_the_script_takes_of_the_host_is_in_the_plan() {
     assert!(simulated(&["--host-overhead", "0"]) < step(&charged) - 8.0 * 280e-6 * 0.99);
     assert!((step(&json(&["plan", model, "--check", &file])) - step(&charged)).abs() < 1e-6);
     assert!(text(&["plan", model, "--check", &file]).contains("host: 280 µs per pass for the script"));
+    // A whole backward pass has nothing of what halves cost; each of those that are split, under a schedule that has them.
+    let halves = ["--host-overhead", "0", "--split-overhead", "900"];
+    assert_eq!(step(&json(&[&asked[..], &halves[..]].concat())), step(&free));
+    let asked = ["plan", model, "--devices", "2xt4", "--strategy", "zero-bubble", "--micro-batches", "4"];
+    let free = json(&asked);
+    let charged = json(&[&asked[..], &halves, &["-o", &file]].concat());
+    assert_eq!(charged["split_overhead_seconds"], 900e-6);
+    let more = step(&charged) - step(&free);
+    assert!((2.99 * 900e-6..=4.01 * 900e-6).contains(&more), "{more}");
+    assert!((simulated(&[]) - step(&charged)).abs() < 1e-6);
+    assert!((simulated(&["--split-overhead", "0"]) - step(&free)).abs() < 1e-6);
+    let said = text(&["plan", model, "--check", &file]);
+    assert!(said.contains("host: 900 µs per backward pass split into halves for the script"), "{said}");
     // The most that a type says, where nothing is asked for.
     let cluster = "kind: cluster\nversion: 1\ntypes:\n  slow: {memory: 16000000000, memory_bandwidth: 3.2e11, peak: {float32: 8.1e12}, \
                    host_overhead: 2.8e-4}\ndevices:\n- {name: a, type: slow, place: [0]}\n- {name: b, type: t4, place: [0]}\nlevels:\n\

@@ -95,6 +95,7 @@ pub fn figures(profile: &Profile, device: &str) -> Option<DeviceType> {
         launch: Some(Seconds(launch)),
         host_call: None,
         host_overhead: None,
+        split_overhead: None,
         product_slowdown: None,
         copy_slowdown: None,
         attention_slowdown: None,

@@ -171,6 +171,10 @@ pub struct Training {
     ///
     /// Invariant: 0 for inference.
     pub host_overhead: Seconds,
+    /// Seconds that a backward pass costs the host besides where it is split into halves.
+    ///
+    /// Invariant: 0 for inference.
+    pub split_overhead: Seconds,
     /// The objective of inference; `None` for training.
     pub inference: Option<Inference>,
     /// The most that a search looks at.
@@ -244,6 +248,7 @@ impl Default for Training {
             recompute_unit: RecomputeUnit::Block,
             offload: false,
             host_overhead: Seconds(0.0),
+            split_overhead: Seconds(0.0),
             inference: None,
             limits: Limits::NORMAL,
         }
@@ -322,9 +327,10 @@ impl Problem {
         if self.blocks.is_empty() {
             return Err(ProblemError::NoBlocks);
         }
-        let Seconds(overhead) = self.training.host_overhead;
-        if !(0.0..1e15).contains(&overhead) || self.training.inference.is_some() && overhead > 0.0 {
-            return Err(ProblemError::BadOverhead(overhead));
+        for Seconds(overhead) in [self.training.host_overhead, self.training.split_overhead] {
+            if !(0.0..1e15).contains(&overhead) || self.training.inference.is_some() && overhead > 0.0 {
+                return Err(ProblemError::BadOverhead(overhead));
+            }
         }
         for block in &self.blocks {
             let times = [
@@ -381,6 +387,12 @@ impl Problem {
     pub fn parameters(&self) -> f64 {
         let own = self.blocks.iter().map(|block| block.parameters.0 as f64).sum::<f64>();
         own + self.ties.iter().map(|tie| tie.parameters.0 as f64).sum::<f64>()
+    }
+
+    /// Tells whether some device could hold the parameters, their gradients and the optimizer's state alone.
+    pub fn fits_one_device(&self) -> bool {
+        let most = self.machine.devices.iter().map(|device| device.memory.0).max().unwrap_or_default();
+        self.parameters() * self.training.copies(1) <= most as f64
     }
 
     /// Returns the problem on an ideal machine, a relaxation over all orders of devices and all links: every device is the best
@@ -453,11 +465,11 @@ impl Problem {
             let mut to: Vec<usize> = takers[node].iter().map(|&taker| position[taker]).collect();
             to.sort_unstable();
             let bytes = profile.nodes[node].activations;
-            match is_input(node) {
+            if is_input(node) {
                 // Inputs are loaded where they are used.
-                true => Value { from: None, to, forward: Bytes(0), backward: Bytes(0) },
-                false => Value { from: Some(position[node]), to, forward: bytes, backward: bytes },
+                return Value { from: None, to, forward: Bytes(0), backward: Bytes(0) };
             }
+            Value { from: Some(position[node]), to, forward: bytes, backward: bytes }
         });
         Self {
             blocks: blocks.collect(),

@@ -178,6 +178,10 @@ class DeviceType(_DeviceType, total=False):
     # `train.py --host-trace` measures it for the folders of `emit`.
     host_overhead: Union[Seconds, None]
 
+    # Host time that a backward pass split into two halves takes beyond a whole one and the second pass; zero when
+    # absent. `train.py --host-trace` measures it under a schedule with halves.
+    split_overhead: Union[Seconds, None]
+
     # Time of large products relative to the peak rate's, whatever the data type; 1 when absent.
     product_slowdown: Union[float, None]
 
@@ -1121,6 +1125,9 @@ class PlanAnswer(_PlanAnswer, total=False):
 
     # Host time of the script per pass, if it was charged.
     host_overhead_seconds: Union[float, None]
+
+    # Host time charged per split backward pass, in addition to that of its two passes; `None` if zero.
+    split_overhead_seconds: Union[float, None]
 
     # Peak bytes of the fullest device.
     memory_bytes: Union[int, None]

@@ -110,6 +110,7 @@ pub(crate) fn check_figures(name: &str, device: &DeviceType) -> Result<(), Devic
         ("launch", device.launch.map(|time| time.0)),
         ("host_call", device.host_call.map(|time| time.0)),
         ("host_overhead", device.host_overhead.map(|time| time.0).filter(|time| *time != 0.0)),
+        ("split_overhead", device.split_overhead.map(|time| time.0).filter(|time| *time != 0.0)),
         ("product_slowdown", device.product_slowdown),
         ("copy_slowdown", device.copy_slowdown),
         ("attention_slowdown", device.attention_slowdown),

@@ -78,6 +78,10 @@ pub struct DeviceType {
     /// `train.py --host-trace` measures it for the folders of `emit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_overhead: Option<Seconds>,
+    /// Host time that a backward pass split into two halves takes beyond a whole one and the second pass; zero when
+    /// absent. `train.py --host-trace` measures it under a schedule with halves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split_overhead: Option<Seconds>,
     /// Time of large products relative to the peak rate's, whatever the data type; 1 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product_slowdown: Option<f64>,
@@ -99,8 +103,17 @@ pub struct DeviceType {
 impl Cluster {
     /// Returns the largest host overhead per pass of the device types.
     pub fn host_overhead(&self) -> Seconds {
+        self.largest(|type_| type_.host_overhead)
+    }
+
+    /// Returns the largest host overhead per split backward pass of the device types.
+    pub fn split_overhead(&self) -> Seconds {
+        self.largest(|type_| type_.split_overhead)
+    }
+
+    fn largest(&self, time: impl Fn(&DeviceType) -> Option<Seconds>) -> Seconds {
         let types = self.devices.iter().filter_map(|device| self.types.get(&device.type_));
-        Seconds(types.filter_map(|type_| type_.host_overhead).map(|time| time.0).fold(0.0, f64::max))
+        Seconds(types.filter_map(time).map(|time| time.0).fold(0.0, f64::max))
     }
 }
 

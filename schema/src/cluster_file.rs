@@ -294,8 +294,11 @@ impl Cluster {
                 "host_bandwidth",
                 device.host_bandwidth.map_or(1.0, |rate| rate.0),
             )?;
-            let overhead = device.host_overhead.unwrap_or_default().0;
-            not_negative(format!("type `{name}`"), "host_overhead", overhead)?;
+            for (field, overhead) in
+                [("host_overhead", device.host_overhead), ("split_overhead", device.split_overhead)]
+            {
+                not_negative(format!("type `{name}`"), field, overhead.unwrap_or_default().0)?;
+            }
         }
         let mut names = std::collections::BTreeSet::new();
         for (index, device) in self.devices.iter().enumerate() {

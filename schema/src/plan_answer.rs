@@ -90,6 +90,8 @@ pub struct PlanAnswer {
     /// Host time of the script per pass, if it was charged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_overhead_seconds: Option<f64>,
+    /// Host time charged per split backward pass, in addition to that of its two passes; `None` if zero.
+    pub split_overhead_seconds: Option<f64>,
     /// Peak bytes of the fullest device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,

@@ -377,7 +377,7 @@ impl<'a> Builder<'a> {
         }
         let kernels = both().map(|op| self.kernel_time(program, op)).fold(0, u64::saturating_add);
         // Two passes that run beside each other are two calls of the host.
-        let host = self.device(program).host_overhead.saturating_mul(both().count() as u64);
+        let host = both().map(|op| self.device(program).host_time(op)).fold(0, u64::saturating_add);
         let duration = kernels.saturating_add(host);
         let plain = |op: Op| Op { joined: false, ..op };
         let work = Work::Compute { op: plain(op), partner: partner.map(plain) };

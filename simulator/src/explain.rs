@@ -45,7 +45,9 @@ pub fn split(workload: &Workload, order: &Order, machine: &Machine) -> Result<Sp
     };
     let full = time(workload, machine)?;
     let mut machine = machine.clone();
-    machine.devices.iter_mut().for_each(|device| device.host_overhead = 0);
+    for device in &mut machine.devices {
+        (device.host_overhead, device.split_overhead) = (0, 0);
+    }
     let no_host = time(workload, &machine)?;
     let links = |machine: &mut Machine, change: fn(&mut Link)| {
         machine.levels.iter_mut().chain(machine.links.values_mut()).for_each(change);

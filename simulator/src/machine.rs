@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::order::{Kind, Op};
+
 /// A cluster as numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
@@ -46,8 +48,18 @@ pub struct Device {
     pub pageable: f64,
     /// What the host adds to each operation, in nanoseconds.
     pub host_overhead: u64,
+    /// What it adds to each weight half of a backward pass besides, in nanoseconds.
+    pub split_overhead: u64,
     /// Group at each level, innermost first.
     pub place: Vec<u32>,
+}
+
+impl Device {
+    /// Returns the nanoseconds that the host adds to an operation.
+    pub(crate) fn host_time(&self, op: Op) -> u64 {
+        let halves = if op.kind == Kind::WeightGradient { self.split_overhead } else { 0 };
+        self.host_overhead.saturating_add(halves)
+    }
 }
 
 impl Default for Device {
@@ -58,6 +70,7 @@ impl Default for Device {
             host_bandwidth: schema::HOST_BANDWIDTH.0,
             pageable: 0.5,
             host_overhead: 0,
+            split_overhead: 0,
             place: Vec::new(),
         }
     }

@@ -212,8 +212,8 @@ fn account(time: &mut ProgramTime, workload: &Workload, machine: &Machine, task:
     match task.label.work {
         Work::Compute { op, partner } => {
             let device = &machine.devices[workload.devices[task.label.program]];
-            let passes = 1 + u64::from(partner.is_some());
-            let host = device.host_overhead.saturating_mul(passes).min(total);
+            let both = std::iter::once(op).chain(partner);
+            let host = both.map(|op| device.host_time(op)).fold(0, u64::saturating_add).min(total);
             time.host += host;
             let mut left = total - host;
             for op in std::iter::once(op).chain(partner) {

@@ -99,6 +99,7 @@ fn details(device: &DeviceAnswer) -> String {
     add("launch", "shortest operator".into(), figures.launch.map(|time| time.to_string()));
     add("host_call", "call by the host".into(), figures.host_call.map(|time| time.to_string()));
     add("host_overhead", "host at a pass".into(), figures.host_overhead.map(|time| time.to_string()));
+    add("split_overhead", "host at halves".into(), figures.split_overhead.map(|time| time.to_string()));
     let times = |share: f64| format!("{share} × the peak's time");
     add("product_slowdown", "large products".into(), figures.product_slowdown.map(times));
     add("attention_slowdown", "attention".into(), figures.attention_slowdown.map(times));

@@ -50,7 +50,7 @@ pub use self::{
     input::Input,
     inside::{Method, answered as split_operators},
     no_plan::Unplanned,
-    request::{Degree, PlanRequest},
+    request::{CARRIED_OUT_SHARED, Degree, PlanRequest},
     search::{attempt, planned},
     step_size::StepSize,
     subject::Subject,

@@ -79,6 +79,9 @@ pub struct Simulate {
     /// Host time added to each pass, in microseconds [default: the plan's]
     #[arg(long, value_name = "US", conflicts_with_all = ["csv", "ranks"])]
     host_overhead: Option<f64>,
+    /// Host time added to each backward pass that is split into halves, in microseconds [default: the plan's]
+    #[arg(long, value_name = "US", conflicts_with_all = ["csv", "ranks"])]
+    split_overhead: Option<f64>,
     /// Give every transfer the whole bandwidth of its ports
     #[arg(long, conflicts_with_all = ["csv", "ranks"])]
     no_contention: bool,
@@ -149,6 +152,7 @@ impl Simulate {
             schedule: self.schedule.clone(),
             micro_batches: self.micro_batches,
             host_overhead: self.host_overhead.map(|microseconds| Seconds(microseconds * 1e-6)),
+            split_overhead: self.split_overhead.map(|microseconds| Seconds(microseconds * 1e-6)),
             sharing: if self.no_contention { Sharing::Unlimited } else { Sharing::Fair },
             execution: self.execution.execution(),
             offloaded: self.execution.offloaded(),

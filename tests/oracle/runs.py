@@ -154,6 +154,27 @@ def host_trace(cases):
     return f"{1e3 * host['pass']:.2f} ms of planted 4 a pass"
 
 
+def halves_trace(cases):
+    """Work that is planted where weight gradients wait is told as what halves cost, and not as the script's."""
+    run = Trained(cases, "gpt2_tiny")
+    file, work = run.out / "train_parts/deferred.py", "        for parameter in list(queue):\n"
+    text = file.read_text()
+    assert text.count(work) == 1
+    spin = "        import time; end = time.thread_time() + 0.010 * bool(queue)\n        while time.thread_time() < end: pass\n"
+    file.write_text(text.replace(work, spin + work))
+    try:
+        lines, said = run.run(2, *two(4), "--schedule", "InterleavedZeroBubble", "--host-trace", "--allow-changes")
+    finally:
+        file.write_text(text)
+    host = lines[-1]["host"]
+    if host["passes"] != 12 or not (0.009 <= host["split"] <= 0.014 and host["pass"] <= 0.003) or "--split-overhead" not in said:
+        raise Failed(f"{host} {said}")
+    _, said = run.run(2, *two(4), "--host-trace")
+    if "in halves" in said:
+        raise Failed(said)
+    return f"{1e3 * host['split']:.2f} ms of planted 10"
+
+
 def profiled(cases, fault=None):
     """The timeline of a step is that of its schedule: passes in order, none before what it waits for, as long as they are.
 
@@ -443,6 +464,7 @@ def cases():
         "a plan's sharding": planned_sharding,
         "a chosen sharding": chosen_sharding,
         "host trace": host_trace,
+        "host trace, halves": halves_trace,
         "servers, resume as replicas": lambda c: resumed(
             c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--collective", "parameter-server", *two(2)), ("--replicas", "2", *two(2)), False
         ),

@@ -382,12 +382,12 @@ def trains(cases, model, kind, shards, replicas, *arguments, planted=("", "")):
     return f"losses differ by {off:.0e}, norms by {norms:.0e}, parameters by {state:.0e}"
 
 
-def resumed(cases, model, kind, shards, then, replicas=(1, 1), planted=("", "")):
-    """Three steps, then two in another number of shards: as the plain loop has it in five."""
+def resumed(cases, model, kind, shards, then, replicas=(1, 1), sharding=("none", "none"), planted=("", "")):
+    """Three steps, then two in another number of shards, or with another sharding: as the plain loop has it in five."""
     out = folder(cases, model, *planted)
     expected = Plain(model, out, kind, replicas[0])
-    for count, copies, more in ((shards, replicas[0], ("--steps", "3")), (then, replicas[1], ("--resume",))):
-        how = ("--task", f"{kind}.py", "--shards", str(count), "--replicas", str(copies), "--save", "saved")
+    for count, copies, level, more in ((shards, replicas[0], sharding[0], ("--steps", "3")), (then, replicas[1], sharding[1], ("--resume",))):
+        how = ("--task", f"{kind}.py", "--shards", str(count), "--replicas", str(copies), "--sharding", level, "--save", "saved")
         lines, text = run(out, 2 * count * copies, *how, *more)
     if "resumed after step 3" not in text:
         raise Failed(text)
@@ -451,7 +451,7 @@ def refused(cases):
     faults = [
         (plain, 4, ("--shards", "2"), "not cut inside their operators"),
         (out, 6, ("--shards", "3"), "does not divide into"),
-        (out, 4, ("--sharding", "zero1", "--shards", "2"), "--sharding zero1 cannot be combined with --shards 2"),
+        (out, 8, ("--sharding", "zero3", "--shards", "2", "--replicas", "2"), "--sharding zero3 cannot be combined with --shards 2"),
         (out, 6, ("--replicas", "2,1"), "cannot be combined with unequal replicas"),
         (out, 2, (), "2 ranks were started, 4 are needed"),
         (out, 4, ("--task", "adafactor.py"), "--shards cannot be combined with Adafactor"),
@@ -494,6 +494,12 @@ def cases():
         "mlp 2x2": lambda c: trains(c, mlp, "adam", 2, 1, "--schedule", "GPipe"),
         "mlp 2x3": lambda c: trains(c, mlp, "sgd", 3, 1),
         "mlp 2x2x2": lambda c: trains(c, mlp, "adam", 2, 2),
+        "transformer 2x2x2, zero1": lambda c: trains(c, transformer, "adam", 2, 2, "--sharding", "zero1"),
+        "transformer 2x2x2, zero2": lambda c: trains(c, transformer, "adam", 2, 2, "--sharding", "zero2"),
+        "mlp 2x2x2, zero1": lambda c: trains(c, mlp, "adam", 2, 2, "--sharding", "zero1"),
+        "resume 2x2 in zero1 as whole": lambda c: resumed(c, transformer, "adam", 2, 1, (2, 2), ("zero1", "none")),
+        "resume 2x2 as 2x2 in zero2": lambda c: resumed(c, transformer, "adam", 2, 2, (2, 2), ("none", "zero2")),
+        "check 2x2x2, zero2": lambda c: checked(c, transformer, 2, 2, "--sharding", "zero2"),
         "resume 2 as 4": lambda c: resumed(c, transformer, "adam", 2, 4),
         "resume 2 as whole": lambda c: resumed(c, mlp, "adam", 2, 1),
         "resume whole as 2": lambda c: resumed(c, transformer, "adam", 1, 2),
@@ -512,8 +518,8 @@ def cases():
         "a norm's weight without its sum": ("weight, bias = self.shard.copy(self[\"layers\"][\"1\"].norm_2.weight)", "weight, bias = (self[\"layers\"][\"1\"].norm_2.weight)"),
         "a bias in each term": ("self.shard.once(self[\"layers\"][\"0\"].down.bias)", "self[\"layers\"][\"0\"].down.bias"),
         "a mask of its own": ("hidden = self.shard.dropout(hidden, 0.2, self.training, -1)\n        down = F", "hidden = F.dropout(hidden, 0.2, self.training)\n        down = F"),
-        "whole parameters in the norm twice": ("replica == 0 and (shard == 0 or p in self.cuts)", "replica == 0"),
-        "cut parameters in the norm once": ("replica == 0 and (shard == 0 or p in self.cuts)", "replica == 0 and shard == 0"),
+        "whole parameters in the norm twice": ("(shard == 0 or p in self.cuts) and p not in later", "p not in later"),
+        "cut parameters in the norm once": ("(shard == 0 or p in self.cuts) and p not in later", "shard == 0 and p not in later"),
         "random numbers by rank": ("step, self.rank // self.layout.shards)", "step, self.rank)"),
         "blocks that are joined as one": ("return shard.joined(value.detach(), dim, blocks)", "return shard.joined(value.detach(), dim)"),
     }
@@ -522,6 +528,10 @@ def cases():
         made[f"found: {name}"] = lambda c, o=old, n=new, r=replicas: finds(c, transformer, 2, r, o, n)
     made["found: a state that is cut as one block"] = lambda c: finds(
         c, transformer, 2, 1, "return shard.own(value, dim, blocks)", "return shard.own(value, dim)", lambda c, m, planted: resumed(c, m, "adam", 2, 2, planted=planted)
+    )
+    made["found: a slice of blocks that are cut as one"] = lambda c: finds(
+        c, transformer, 2, 2, "length, boxes = part.size(dim) // blocks, []", "length, boxes = part.size(dim), []",
+        lambda c, m, planted: resumed(c, m, "adam", 2, 1, (2, 2), ("zero1", "none"), planted=planted),
     )
     made["found by check: an entry without its sum"] = lambda c: checked(
         c, transformer, 2, 1, planted=("x_2_split = self.shard.copy(x_2)", "x_2_split = x_2")
@@ -536,6 +546,9 @@ def cases():
 USUAL = [
     "transformer 2x2x2, GPipe",
     "mlp 2x3",
+    "transformer 2x2x2, zero2",
+    "resume 2x2 in zero1 as whole",
+    "found: a slice of blocks that are cut as one",
     "resume 2 as 4",
     "check split",
     "validation",

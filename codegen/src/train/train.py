@@ -289,9 +289,9 @@ class Run(Groups, Saved):
         alike = tuple(self.layout.replicas_of_place(place, self.shard))
         self.norm_group = self.norm_groups.get(alike)
         self.stages = {}
+        waits = arguments.trace.splits = splits_backward(arguments)
         for held in self.layout.stages_of[place]:
             about = manifest["stages"][held % self.layout.count]
-            waits = splits_backward(arguments)
             # A sharded model need not fit whole.
             shares = arguments.sharding == "zero3" and len(self.layout.sharers(place, self.shard)[0]) > 1
             where = "cpu" if shares else arguments.device

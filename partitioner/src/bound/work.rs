@@ -181,6 +181,7 @@ mod tests {
                             input_gradient: sum(1),
                             weight_gradient: sum(2),
                             host,
+                            split: 0.0,
                             send: (0.0, 0.0),
                             send_back: (0.0, 0.0),
                             buckets: (0, 0.0),

@@ -15,6 +15,8 @@ pub(crate) struct StageTimes {
     pub(crate) weight_gradient: f64,
     /// Host overhead of each pass; each half of a split backward pass is one.
     pub(crate) host: f64,
+    /// Host overhead of the weight half of a backward pass besides.
+    pub(crate) split: f64,
     /// Seconds of sending its outputs to the next stage, and the latency before they arrive.
     pub(crate) send: (f64, f64),
     /// The same for gradients to the stage before.
@@ -166,7 +168,7 @@ impl<'a> Timer<'a> {
                     Kind::InputGradient => {
                         (backward[at].max(own_forward[at]), times.input_gradient + times.host)
                     }
-                    Kind::WeightGradient => (0.0, times.weight_gradient + times.host),
+                    Kind::WeightGradient => (0.0, times.weight_gradient + times.host + times.split),
                 };
                 if needed == f64::INFINITY {
                     break;
@@ -257,6 +259,7 @@ mod tests {
             input_gradient: 1.0,
             weight_gradient: 1.0,
             host: 0.0,
+            split: 0.0,
             send: (0.0, 0.0),
             send_back: (0.0, 0.0),
             buckets: (0, 0.0),

@@ -43,8 +43,9 @@ fn row(host_overhead: Seconds, memory: Bytes) -> Problem {
 #[test]
 fn halves_of_backward_passes_are_chosen_where_they_win_with_the_host() {
     // Room for the activations of four micro-batches in two blocks, not of all eight, as GPipe keeps them.
-    let chosen = |microseconds: f64| {
-        let problem = row(Seconds(microseconds * 1e-6), Bytes(3 << 30));
+    let chosen = |microseconds: f64, of_halves: f64| {
+        let mut problem = row(Seconds(microseconds * 1e-6), Bytes(3 << 30));
+        problem.training.split_overhead = Seconds(of_halves * 1e-6);
         let best = plan_auto(&problem).unwrap().0;
         let seconds = |strategy| plan_with(&problem, strategy).unwrap().seconds();
         let by_name = [seconds(Strategy::OneForwardOneBackward), seconds(Strategy::ZeroBubble)];
@@ -54,13 +55,17 @@ fn halves_of_backward_passes_are_chosen_where_they_win_with_the_host() {
     };
     // A step of four stages has 8 + 3 forward and backward passes on its longest way as 1F1B. Halves save 3 · 2 ms of it, and take
     // the host for each of a rank's 8 micro-batches once more.
-    let (free, [plain, halves]) = chosen(0.0);
+    let (free, [plain, halves]) = chosen(0.0, 0.0);
     let is_in_halves = |schedule: Schedule| schedule.in_flight(4, 1, 8, 1).is_split();
     assert!(is_in_halves(free), "{free:?}");
     assert!((plain - 11.0 * 6e-3).abs() < BESIDE && halves < plain, "{plain} {halves}");
-    let (charged, [plain, halves]) = chosen(3000.0);
+    let (charged, [plain, halves]) = chosen(3000.0, 0.0);
     assert_eq!(charged, Schedule::OneForwardOneBackward);
     assert!((plain - 11.0 * (6e-3 + 2.0 * 3e-3)).abs() < BESIDE && plain < halves, "{plain} {halves}");
+    // Whole backward passes cost what they did; each of the last rank's halves costs a millisecond more.
+    let (split, [plain, with_split]) = chosen(0.0, 1000.0);
+    assert_eq!(split, Schedule::OneForwardOneBackward);
+    assert!((plain - 11.0 * 6e-3).abs() < BESIDE && plain < with_split, "{plain} {with_split}");
 }
 
 #[test]

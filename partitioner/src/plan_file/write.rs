@@ -51,9 +51,11 @@ pub fn to_plan(
     });
     let execution = parts::execution(problem, solution);
     let mut cluster = cluster.clone();
-    let Seconds(overhead) = problem.training.host_overhead;
-    let overhead = Some(problem.training.host_overhead).filter(|_| overhead > 0.0);
-    cluster.types.values_mut().for_each(|type_| type_.host_overhead = overhead);
+    let charged = |overhead: Seconds| Some(overhead).filter(|overhead| overhead.0 > 0.0);
+    for type_ in cluster.types.values_mut() {
+        type_.host_overhead = charged(problem.training.host_overhead);
+        type_.split_overhead = charged(problem.training.split_overhead);
+    }
     let (step, period) = match solution.objective {
         Objective::Step(seconds) => (Some(Seconds(seconds)), None),
         Objective::Period(seconds) => (None, Some(Seconds(seconds))),

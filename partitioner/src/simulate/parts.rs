@@ -24,8 +24,11 @@ pub(crate) fn parts(problem: &Problem, solution: &Solution) -> Result<PlanParts,
     let mut stages = stages(problem, solution);
     stages.iter_mut().flat_map(|stage| &mut stage.devices).for_each(|device| *device = positions[*device]);
     let (mut machine, devices) = machine(&problem.machine, &positions)?;
-    let overhead = (problem.training.host_overhead.0 * 1e9).round() as u64;
-    machine.devices.iter_mut().for_each(|device| device.host_overhead = overhead);
+    let nanoseconds = |seconds: Seconds| (seconds.0 * 1e9).round() as u64;
+    for device in &mut machine.devices {
+        device.host_overhead = nanoseconds(problem.training.host_overhead);
+        device.split_overhead = nanoseconds(problem.training.split_overhead);
+    }
     Ok(PlanParts {
         schedule: solution.schedule,
         micro_batches: solution.micro_batches,

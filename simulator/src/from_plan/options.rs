@@ -13,6 +13,8 @@ pub struct PlanOptions {
     pub micro_batches: Option<u32>,
     /// What the host adds to each pass; what the plan's devices say when absent.
     pub host_overhead: Option<Seconds>,
+    /// What the host adds to each split backward pass besides; what the plan's devices say when absent.
+    pub split_overhead: Option<Seconds>,
     /// How transfers share ports.
     pub sharing: Sharing,
     /// Gradient sync, sharding and offload; the plan's where nothing is said.

@@ -177,14 +177,17 @@ fn machine(plan: &Plan, options: &PlanOptions, notes: &mut Vec<String>) -> Resul
             .host_bandwidth
             .map(|host| rate(host, || format!("the host bandwidth of `{}`", device.type_)));
         // Of a forward pass alone no training script takes anything.
-        let own = type_.host_overhead.filter(|_| plan.inference.is_none());
-        let overhead = options.host_overhead.or(own).unwrap_or_default();
+        let charged = |asked: Option<Seconds>, own: Option<Seconds>| {
+            let seconds = asked.or(own.filter(|_| plan.inference.is_none())).unwrap_or_default();
+            nanoseconds(seconds, || "the host overhead".to_string())
+        };
         let base = Device::default();
         devices.push(Device {
             speed,
             memory: Some(type_.usable().0),
             host_bandwidth: host.transpose()?.unwrap_or(base.host_bandwidth),
-            host_overhead: nanoseconds(overhead, || "the host overhead".to_string())?,
+            host_overhead: charged(options.host_overhead, type_.host_overhead)?,
+            split_overhead: charged(options.split_overhead, type_.split_overhead)?,
             place: device.place.clone(),
             ..base
         });

@@ -7,7 +7,10 @@ use cost_model::Rounding;
 use schema::{CollectiveKind, OffloadMode, Plan, Predicted, Seconds, ShardingLevel, SyncOrder};
 use tracer::Program;
 
-use crate::{commands::plan::costs::rounding_of, kinds};
+use crate::{
+    commands::plan::{CARRIED_OUT_SHARED, costs::rounding_of},
+    kinds,
+};
 
 /// Returns all files outside `stages/`, and notes about files that could not be written. Launchers start `shards` ranks
 /// per replica of a stage.
@@ -260,6 +263,14 @@ pub fn not_carried_out(plan: &Plan) -> Vec<String> {
     let is_shared = plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
     if is_shared && groups.windows(2).any(|pair| pair[0] != pair[1]) {
         reasons.push("train.py needs the same number of replicas for every shared stage".into());
+    }
+    let level = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
+    if is_shared && level > CARRIED_OUT_SHARED {
+        reasons.push(format!("train.py refuses {} where devices share layers", level.name()));
+    }
+    if is_shared && level != ShardingLevel::None && plan.cuts.values().any(|cut| cut.on_first) {
+        reasons
+            .push(format!("train.py refuses {} where the first device has parameters alone", level.name()));
     }
     reasons
 }

@@ -216,8 +216,12 @@ pub fn shared(answer: &PlanAnswer) -> String {
 
 /// Reports the host time of the script, if it was charged.
 pub fn host(answer: &PlanAnswer) -> Option<String> {
-    let seconds = answer.host_overhead_seconds?;
-    Some(format!("{} per pass for the script, in addition to the stage", Seconds(seconds)))
+    let of_pass = answer.host_overhead_seconds.map(|seconds| format!("{} per pass", Seconds(seconds)));
+    let of_halves = answer
+        .split_overhead_seconds
+        .map(|seconds| format!("{} per backward pass split into halves", Seconds(seconds)));
+    let all: Vec<String> = of_pass.into_iter().chain(of_halves).collect();
+    (!all.is_empty()).then(|| format!("{} for the script, in addition to the stage", all.join(" and ")))
 }
 
 /// Reports the number of blocks between which cuts were searched, if the model has operators to cut between.

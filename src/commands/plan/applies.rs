@@ -44,7 +44,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 37] = [
+    let arguments: [(&str, bool, &[Kind]); 38] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // The message about a profile says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -71,6 +71,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--no-recompute", asking.no_recompute, &[Traced, Profile, Piper]),
         ("--offload", asking.offload, planned),
         ("--host-overhead", asking.host_overhead.is_some(), planned),
+        ("--split-overhead", asking.split_overhead.is_some(), planned),
         ("--no-overlap", plan.no_overlap, planned),
         ("--compare", plan.compare, planned),
         ("--check", plan.check.is_some(), planned),
@@ -122,6 +123,7 @@ fn forward_only(plan: &Plan) -> Result<(), Failure> {
         ("--no-recompute", asking.no_recompute),
         ("--offload", asking.offload),
         ("--host-overhead", asking.host_overhead.is_some()),
+        ("--split-overhead", asking.split_overhead.is_some()),
         ("--compare", plan.compare),
         ("--from", asking.from.is_some()),
         ("--batch", is_latency && asking.batch.is_some()),

@@ -10,7 +10,13 @@ use schema::{
     SequenceParallel, ShardingLevel,
 };
 
-use super::{PlanRequest, clusters, inside::Method, loss::Loss, request::Degree, sizes::Sizes};
+use super::{
+    PlanRequest, clusters,
+    inside::Method,
+    loss::Loss,
+    request::{CARRIED_OUT, Degree},
+    sizes::Sizes,
+};
 use crate::{cost_models::CostModels, failure::Failure, nearest::meant, plan_file};
 
 /// Arguments of every command that plans.
@@ -81,7 +87,8 @@ pub struct PlanArguments {
     #[arg(long, value_name = "LEVEL", value_parser = sharding_level)]
     pub sharding: Option<ShardingLevel>,
     /// Devices that share the work of each layer, neighbours over the fastest links: 8 for Llama-3-70B on nodes of
-    /// eight, or auto for the fastest number [default: none, unless the model fits no other way]
+    /// eight, auto for the fastest number, or none [default: auto if parameters, gradients and optimizer state fit no
+    /// single device, else none]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub tensor_parallel: Option<Degree>,
     /// With --tensor-parallel: whether each device holds only its part of the samples or positions between matrix
@@ -118,6 +125,10 @@ pub struct PlanArguments {
     /// backward pass split into two halves counts as two passes [default: from the cluster's types, else 0]
     #[arg(long, value_name = "US", value_parser = microseconds)]
     pub host_overhead: Option<Seconds>,
+    /// Host time in microseconds that a backward pass takes beyond its two passes where it is split into halves, as
+    /// `train.py --host-trace` measures it: 900 [default: from the cluster's types, else 0]
+    #[arg(long, value_name = "US", value_parser = microseconds)]
+    pub split_overhead: Option<Seconds>,
     /// How long to search
     #[arg(long, value_enum, value_name = "EFFORT", default_value_t)]
     pub effort: EffortArgument,
@@ -154,7 +165,7 @@ pub fn sharding_level(name: &str) -> Result<ShardingLevel, String> {
 }
 
 /// Parses microseconds, from none to one second.
-fn microseconds(text: &str) -> Result<Seconds, String> {
+pub(crate) fn microseconds(text: &str) -> Result<Seconds, String> {
     let parsed = text.parse().ok().filter(|microseconds| (0.0..=1e6).contains(microseconds));
     parsed
         .map(|microseconds: f64| Seconds(microseconds * 1e-6))
@@ -335,9 +346,14 @@ impl PlanArguments {
     /// Charges the same host overhead to every device: the requested one, or the highest of the types. The slowest
     /// device decides a step.
     fn charge_hosts(&self, cluster: &mut Cluster) {
-        let most = cluster.host_overhead();
-        let charged = Some(self.host_overhead.unwrap_or(most)).filter(|overhead| overhead.0 > 0.0);
-        cluster.types.values_mut().for_each(|type_| type_.host_overhead = charged);
+        let charged = |asked: Option<Seconds>, most: Seconds| {
+            Some(asked.unwrap_or(most)).filter(|overhead| overhead.0 > 0.0)
+        };
+        let of_pass = charged(self.host_overhead, cluster.host_overhead());
+        let of_halves = charged(self.split_overhead, cluster.split_overhead());
+        for type_ in cluster.types.values_mut() {
+            (type_.host_overhead, type_.split_overhead) = (of_pass, of_halves);
+        }
     }
 
     /// Returns the requested sharding level: `--strategy fsdp` and similar names imply it.
@@ -399,6 +415,7 @@ impl PlanArguments {
             from: self.given()?,
             loss: self.loss,
             sharding: self.sharding()?,
+            sharding_up_to: CARRIED_OUT,
             tensor_parallel: self.tensor_parallel.unwrap_or_default(),
             sequence_parallel: self.sequence_parallel.and_then(SequenceParallelArgument::asked),
             spatial: self.spatial.unwrap_or_default(),

@@ -270,6 +270,11 @@ impl Asked {
         self
     }
 
+    /// Tells whether devices share each layer.
+    pub(super) fn is_shared(&self) -> bool {
+        self.groups.is_some()
+    }
+
     /// Returns a solution as a plan that can be simulated.
     pub fn plan(&self, solution: &Solution) -> schema::Plan {
         to_plan(&self.problem, solution, &self.cluster, self.model.clone(), PROGRAM)
@@ -620,6 +625,7 @@ fn answer_of(
             .then(|| problem.blocks.iter().filter(|block| block.seconds() > 0.0).count() as u64),
         bubble: solution.bubble,
         host_overhead_seconds: Some(problem.training.host_overhead.0).filter(|seconds| *seconds > 0.0),
+        split_overhead_seconds: Some(problem.training.split_overhead.0).filter(|seconds| *seconds > 0.0),
         memory_bytes: Some(fullest(solution)),
         stages: stages.collect(),
         runners_up: others.chain(failed).collect(),

@@ -9,7 +9,7 @@ use super::{
     groups::Groups,
     no_plan::Unplanned,
     pins,
-    request::{Degree, PlanRequest},
+    request::{self, Degree, PlanRequest},
     subject::Subject,
 };
 use crate::{
@@ -33,11 +33,14 @@ pub(super) fn planned_by(
         return Err(Failure::input(message).with_hint("pin to a stage instead").into());
     }
     let (groups, cluster) = Groups::of(whole, request, degree, way)?;
-    // Replicas of a shared stage keep all of its state.
-    let sharding = request.sharding.or(Some(ShardingLevel::None));
+    let sharding_up_to = if groups.has_first() {
+        ShardingLevel::None
+    } else {
+        request::CARRIED_OUT_SHARED.min(request.sharding_up_to)
+    };
     let alone = PlanRequest {
         cluster,
-        sharding,
+        sharding_up_to,
         tensor_parallel: Degree::Of(1),
         sequence_parallel: None,
         spatial: Degree::Of(1),
@@ -92,5 +95,13 @@ pub(super) fn planned_best(
             best = found;
         }
     }
-    best.map(|(asked, plan)| (asked.having_tried(tried), plan))
+    let (asked, plan) = best?;
+    if !asked.is_shared() && request.tensor_parallel == Degree::IfNeeded && tried.len() > 1 {
+        let others: Vec<String> = tried[1..].iter().map(|one| one.degree.to_string()).collect();
+        failure::note(format!(
+            "layers on {} devices each were tried, too, and are no faster",
+            others.join(", ")
+        ));
+    }
+    Ok((asked.having_tried(tried), plan))
 }

@@ -65,6 +65,11 @@ impl Groups {
         self.answer.tried = tried;
     }
 
+    /// Tells whether the first device of a group has parameters that the others lack.
+    pub(super) fn has_first(&self) -> bool {
+        !self.answer.on_first.is_empty()
+    }
+
     /// Returns how many devices share each layer.
     pub(super) fn degree(&self) -> u32 {
         self.answer.degree

@@ -125,6 +125,7 @@ fn refuse(plan: &Plan, method: Method) -> Result<(), Failure> {
         ("--offload", asking.offload),
         ("--no-recompute", asking.no_recompute),
         ("--host-overhead", asking.host_overhead.is_some()),
+        ("--split-overhead", asking.split_overhead.is_some()),
         ("--compare", plan.compare),
         ("--check", plan.check.is_some()),
         ("--output", plan.output.is_some()),

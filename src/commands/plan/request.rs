@@ -15,6 +15,9 @@ const MICRO_BATCHES: u32 = 1_000_000;
 /// The highest sharding level that the folders of `emit` can run.
 pub const CARRIED_OUT: ShardingLevel = ShardingLevel::Zero3;
 
+/// The highest that they can run where devices share layers.
+pub const CARRIED_OUT_SHARED: ShardingLevel = ShardingLevel::Zero2;
+
 /// A request for a plan.
 #[derive(Clone)]
 pub struct PlanRequest {
@@ -42,6 +45,8 @@ pub struct PlanRequest {
     pub loss: Option<Loss>,
     /// Sharding level; `None` for the fastest that `train.py` can run.
     pub sharding: Option<ShardingLevel>,
+    /// The highest level that may be chosen.
+    pub sharding_up_to: ShardingLevel,
     /// Devices that share the work of each layer.
     pub tensor_parallel: Degree,
     /// Which part of the values they hold between layers; `None` for the faster.
@@ -73,7 +78,7 @@ pub struct PlanRequest {
 /// How many devices share the work of each layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Degree {
-    /// None, unless the model fits no other way.
+    /// None, unless the model fits no other way; of layers also the fastest where its state fits no single device.
     #[default]
     IfNeeded,
     /// The fastest number.
@@ -90,7 +95,6 @@ impl Degree {
             Ok(degree) => Ok(Self::Of(degree)),
             Err(_) if text.eq_ignore_ascii_case("none") => Ok(Self::Of(1)),
             Err(_) if text.eq_ignore_ascii_case("auto") => Ok(Self::Best),
-            Err(_) if text.eq_ignore_ascii_case("none") => Ok(Self::Of(1)),
             Err(_) => Err("expected a number of devices, `auto` or `none`".into()),
         }
     }
@@ -130,10 +134,11 @@ impl PlanRequest {
             optimizer_factor: self.optimizer_factor,
             sharding: self.sharding.unwrap_or(ShardingLevel::None),
             sharding_inside: true,
-            sharding_up_to: self.sharding.unwrap_or(CARRIED_OUT),
+            sharding_up_to: self.sharding.unwrap_or(self.sharding_up_to),
             recompute: self.recompute,
             offload: self.offload,
             host_overhead: self.cluster.host_overhead(),
+            split_overhead: self.cluster.split_overhead(),
             ..Training::default()
         }
     }

@@ -67,9 +67,18 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     }
     let mut found = unshared(request);
     let Subject::Model(whole) = subject else { return found };
+    if request.strategy.is_some() {
+        return found;
+    }
+    // Where one device has room for all, sharing layers seldom pays, and a search for each number would take its time.
+    if let (Ok((asked, _)), Degree::IfNeeded) = (&found, request.tensor_parallel)
+        && !asked.problem.fits_one_device()
+    {
+        return group_search::planned_best(whole, request, found, layers);
+    }
     for (degree, way) in [(request.tensor_parallel, layers), (request.spatial, Way::Bands)] {
         found = match found {
-            Err(reason) if degree == Degree::IfNeeded && reason.is_no() && request.strategy.is_none() => {
+            Err(reason) if degree == Degree::IfNeeded && reason.is_no() => {
                 group_search::planned_best(whole, request, Err(reason), way)
             }
             found => found,

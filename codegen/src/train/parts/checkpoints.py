@@ -273,6 +273,20 @@ def boxes_of(sizes, begin, end):
             begin = until
 
 
+def moved_part(sizes, shard, dim, blocks, part):
+    """Returns a part of a shard's part, cut as in `cut_part`, as a part of the whole tensor."""
+    length, boxes = part.size(dim) // blocks, []
+    for begin, values in part.boxes:
+        at, end = begin[dim], begin[dim] + values.size(dim)
+        while at < end:
+            block, inside = divmod(at, length)
+            until, place = min(end, (block + 1) * length), list(begin)
+            place[dim] = (block * shard.size + shard.rank) * length + inside
+            boxes.append((place, values.narrow(dim, at - begin[dim], until - at)))
+            at = until
+    return Part(sizes, boxes)
+
+
 def cut_part(sizes, shard, dim, blocks, values):
     """Returns a shard's part of a tensor, one of whose dimensions consists of `blocks` equal blocks, each of which is
     cut.

@@ -6,7 +6,7 @@ import zlib
 import torch
 import torch.distributed as dist
 
-from train_parts.checkpoints import cut_part
+from train_parts.checkpoints import cut_part, moved_part
 
 
 class Cuts:
@@ -47,6 +47,13 @@ class Cuts:
             return value
         shard, dim, blocks = self.how[tensor]
         return cut_part(self.sizes(tensor), shard, dim, blocks, value)
+
+    def of_whole(self, tensor, part):
+        """Returns a part of this rank's part of a tensor as a part of the whole one."""
+        if tensor not in self.how:
+            return part
+        shard, dim, blocks = self.how[tensor]
+        return moved_part(self.sizes(tensor), shard, dim, blocks, part)
 
     def sizes(self, tensor):
         """Returns the sizes of the whole tensor."""

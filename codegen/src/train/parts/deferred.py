@@ -17,6 +17,7 @@ class Deferral:
     """
 
     def __init__(self):
+        self.is_on = True  # off in steps that measure what halves cost
         self.queue = None  # deferred computations of the running input half, by parameter; None outside of one
         self.arrived = []  # functions called with each parameter whose gradient was added to
 
@@ -67,7 +68,8 @@ def may_wait(value, weight, bias):
     """
     weights = [weight] if bias is None else [weight, bias]
     return (
-        torch.is_grad_enabled()
+        DEFERRAL.is_on
+        and torch.is_grad_enabled()
         and type(value) in (torch.Tensor, nn.Parameter)
         and all(type(owner(tensor)) is nn.Parameter and tensor.requires_grad and not tensor.is_complex() for tensor in weights)
     )

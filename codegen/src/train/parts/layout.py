@@ -72,8 +72,11 @@ def refuse_shards(manifest, arguments):
         sys.exit(f"{shards}: these stages are not cut inside their operators: emit stages that are, or use {own}")
     if any(form_of(about, arguments.form) == "torchscript" for about in manifest["stages"]):
         sys.exit(f"{shards}: archives cannot be cut inside their operators: use --form python, or {own}")
-    if arguments.sharding != "none":
-        sys.exit(f"--sharding {arguments.sharding} cannot be combined with {shards}: use --sharding none, or {own}")
+    if arguments.sharding == "zero3":
+        sys.exit(f"--sharding zero3 cannot be combined with {shards}: use --sharding zero2, or {own}")
+    is_on_first = any(blocks == 0 for about in manifest["stages"] for _, blocks in (about.get("cuts") or {}).values())
+    if arguments.sharding != "none" and is_on_first:  # buckets of another size round otherwise, and copies drift apart
+        sys.exit(f"--sharding {arguments.sharding} cannot be combined with {shards}, the first of which has parameters alone: use --sharding none, or {own}")
     for tied in manifest["tied"]:
         cuts = [(manifest["stages"][holder["stage"]].get("cuts") or {}).get(holder["name"]) for holder in tied["holders"]]
         if any(cut != cuts[0] for cut in cuts):

@@ -152,13 +152,19 @@ def about_host(run):
     own = torch.tensor(run.arguments.trace.figures(), dtype=torch.float64, device=run.device)
     found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(found, own)
-    a_pass, stage, step, passes = max((each.tolist() for each in found))
+    figures = [each.tolist() for each in found]
+    a_pass, stage, step, passes, _ = max(figures)
+    split = max(each[-1] for each in figures)
     text = f"train.py itself took {told(a_pass)} of host time per pass, in addition to {told(stage)} in the stage ({passes:g} passes per step),"
     text += f" and {told(step)} per step for data, sums and the update; "
     charged = (run.arguments.plan.get("prediction") or {}).get("charged", 0.0)
     text += f"the plan counts {told(charged)} per pass" if charged else "the plan counts none of it"
-    text += f"; `split`, `plan` and `simulate` count it with --host-overhead {1e6 * a_pass:.0f}"
-    return text, {"pass": a_pass, "stage": stage, "step": step, "passes": passes}
+    options = f"--host-overhead {1e6 * a_pass:.0f}"
+    if split >= 0:
+        text += f"; a backward pass in halves took {told(split)} more than a whole one, which every second step had"
+        options += f" --split-overhead {1e6 * split:.0f}"
+    text += f"; `split`, `plan` and `simulate` count it with {options}"
+    return text, {"pass": a_pass, "stage": stage, "step": step, "passes": passes, **({"split": split} if split >= 0 else {})}
 
 
 def about_slices(run):

@@ -62,7 +62,8 @@ class Saved:
             stage, number = held % layout.count, numbers.get(held, 0)
             numbers[held] = number + 1
             is_piece = self.update.is_shared and parameter in self.sync.pieces
-            if owners.get(name, stage) == stage and (number % groups == group if is_piece else is_own(held, number, parameter)):
+            is_written = number % groups == group and (parameter in self.cuts or self.shard == 0)
+            if owners.get(name, stage) == stage and (is_written if is_piece else is_own(held, number, parameter)):
                 if (part := self.update.held(parameter, key, value)) is not None:
                     yield f"optimizer.{name}.{key}", part
 

@@ -53,7 +53,8 @@ class Update:
 
     The norm counts each parameter once: the first of replicas has it, the first of shards unless they have parts of it,
     the first holder of copies in several stages, and the first of two copies of the model. If replicas shard the
-    update, each counts its pieces, with groups those of the first group. The ranks exchange all this in one sum.
+    update, each counts its pieces in place of the first, with groups those of the first group. The ranks exchange all
+    this in one sum.
     """
 
     def __init__(self, task, stages, sync=None, place=(0, 0), world=(1, 0), cuts=None, is_scaled=False, host_device=None):
@@ -83,9 +84,10 @@ class Update:
             later |= {parameter_at(module, holder["name"]) for held, module in stages.items() if held % self.count == holder["stage"]}
         # The tensors that this rank updates: name, tensor, whether it counts in the norm.
         stepped = [(held, name, self.own(p), p) for held, name, p in self.named]
-        counts = lambda held, p: held < self.count and replica == 0 and (shard == 0 or p in self.cuts)  # noqa: E731
         is_first = self.is_shared and sync.copy == 0
-        self.stepped = [(name, own, (is_first if own is not p else counts(held, p)) and p not in later) for held, name, own, p in stepped if own is not None]
+        counts = lambda held, own, p: is_first if own is not p else held < self.count and replica == 0  # noqa: E731
+        is_once = lambda p: (shard == 0 or p in self.cuts) and p not in later  # noqa: E731
+        self.stepped = [(name, own, counts(held, own, p) and is_once(p)) for held, name, own, p in stepped if own is not None]
         # For updates on the host, the optimizer gets host copies of them.
         is_on_host = host_device is not None and self.optimizer
         self.host = HostOptimizer(self.optimizer, [own for _, own, _ in self.stepped], host_device) if is_on_host else None
@@ -192,7 +194,7 @@ class Update:
         if not is_by_element(key, value, own):
             return value
         if own is not parameter:
-            return flat_part(parameter.shape, self.sync.pieces[parameter][1], value)
+            return self.cuts.of_whole(parameter, flat_part(parameter.shape, self.sync.pieces[parameter][1], value))
         return self.cuts.held(parameter, value)
 
     def begin_to_load(self, known):
