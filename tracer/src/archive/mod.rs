@@ -18,6 +18,7 @@ pub(crate) mod zip;
 
 pub(crate) use files::{Library, unmangle};
 pub(crate) use modules::{Attribute, Modules};
+pub(crate) use script::NEWEST_VERSION;
 pub use script::{is_archive, read_archive, read_archive_at};
 pub use state_dict::role_by_name;
 pub use weights::{read_tensors, read_tensors_at};

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The newest format version that torch 2.11 reads.
-const NEWEST_VERSION: u32 = 10;
+pub(crate) const NEWEST_VERSION: u32 = 10;
 
 /// Tells whether bytes begin like a zip archive.
 pub fn is_archive(bytes: &[u8]) -> bool {

@@ -21,7 +21,7 @@ pub use sizes::{OpenSizes, Size, SizeFault, Symbol};
 
 use self::{document::Document, generation::export, record::json, weights::Weights};
 use crate::{
-    archive::{literals, zip::Records},
+    archive::{NEWEST_VERSION, literals, zip::Records},
     bytes::Bytes,
     error::TraceError,
     program::{Archive, ArchiveKind, ByteOrder, Program, Tensor},
@@ -39,7 +39,9 @@ pub(crate) fn read(
 ) -> Result<Program, TraceError> {
     let (document, weights) = parts(bytes, records, generation)?;
     let kind = ArchiveKind::Export { obstacle: None };
-    let archive = Archive { folder: records.folder.clone(), version: 0, byte_order: ByteOrder::Little, kind };
+    // Operators of a program mean what they do today: for an older version torch would put what they once were in their place.
+    let version = NEWEST_VERSION;
+    let archive = Archive { folder: records.folder.clone(), version, byte_order: ByteOrder::Little, kind };
     let mut program = graph::read(&document, &weights, archive)?;
     program.literals = literals::read(bytes, &program);
     Ok(program)
