@@ -28,8 +28,6 @@ import torch.multiprocessing as multiprocessing
 # One of each family; `make zoo-shards` takes all.
 USUAL = ["cnn_dropout", "unet", "resnet18", "gpt2", "bert", "llama", "llama_loss"]
 TOLERANCE = 1e-9
-# Of models that cast to float32 by themselves.
-SINGLE = 3e-5
 # Devices on which arithmetic is all that counts, so that what can be shared is.
 CLUSTER = """kind: cluster
 version: 1
@@ -47,6 +45,10 @@ def load_module(path, name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+# A model's casts and constants are those of its trace: in float64 they are float64, as `verify --float64` has them.
+verify = load_module(Path(__file__).resolve().parent.parent.parent / "src/verify.py", "model_analyze_verify")
 
 
 def widened(value):
@@ -94,8 +96,10 @@ def compared(folder, shard):
             parameter.add_(noise)
             parts[name].copy_(shard.own(parameter.detach(), *cuts[name]) if name in cuts else parameter)
     inputs = [widened(value) for value in inputs_of(manifest, 3)]
-    outputs, gradients = run(whole, inputs, 7)
-    found, own_gradients = run(own, [value.clone() for value in inputs], 7)
+    with verify.in_float64() as wide:
+        outputs, gradients = run(whole, inputs, 7)
+        found, own_gradients = run(own, [value.clone() for value in inputs], 7)
+    wide.check()
     of_outputs = max((difference(a, b, 0.0) for a, b in zip(outputs, found)), default=0.0)
     largest = max((float(g.abs().max()) for g in gradients.values() if g is not None and g.numel()), default=0.0)
     worst, where = 0.0, ""
@@ -198,8 +202,7 @@ def main():
                 continue
             outputs, gradients = max(v[0] for v in found), max(v[1] for v in found)
             where = max(found, key=lambda v: v[1])[2]
-            limit = SINGLE if "float32" in (folder / "stages/stage_0.py").read_text().partition("def forward")[2] or ".float()" in (folder / "stages/stage_0.py").read_text() else TOLERANCE
-            is_same = outputs <= limit and gradients <= limit
+            is_same = outputs <= TOLERANCE and gradients <= TOLERANCE
             failed += not is_same
             word = "the same" if is_same else "DIFFERENT"
             print(f"{folder.name}: {word}: outputs {outputs:.1e}, gradients {gradients:.1e} {where}; {shares[folder.name]['split_flops']:.1%} of FLOPs shared, {shares[folder.name]['exchanges']} exchanges", flush=True)
