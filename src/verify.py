@@ -466,6 +466,7 @@ def difference(expected, found, least=0.0):
     """Returns the largest difference of two tensors, absolute and relative to the largest value."""
     import torch
 
+    expected, found = dense(expected), dense(found)
     if expected.shape != found.shape or expected.dtype != found.dtype:
         kinds = [f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (expected, found)]
         raise Refused(f"is {kinds[0]} in the model, {kinds[1]} in the stages")
@@ -479,8 +480,15 @@ def difference(expected, found, least=0.0):
     return absolute, absolute / scale if absolute else 0.0
 
 
+def dense(tensor):
+    """Returns the gradient of an embedding with sparse=True as any other."""
+    import torch
+
+    return tensor if tensor.layout == torch.strided else tensor.detach().to_dense()
+
+
 def largest_of(tensor):
-    return float(as_real(tensor.detach()).abs().max()) if tensor is not None and tensor.numel() else 0.0
+    return float(as_real(dense(tensor).detach()).abs().max()) if tensor is not None and tensor.numel() else 0.0
 
 
 def differences_of(rows, expected, found, worst):
@@ -494,7 +502,7 @@ def differences_of(rows, expected, found, worst):
                 raise Refused(f"no stage holds parameter `{row.name}`")
             continue
         zeros = torch.zeros_like(row.parameter)
-        a, b = (zeros if gradient is None else gradient for gradient in (a, b))
+        a, b = (zeros if gradient is None else dense(gradient) for gradient in (a, b))
         absolute, relative = difference(a, b, NOISE * largest)
         is_zero = not a.any() and not b.any()
         before = worst.setdefault(row.name, [row.copies[0][0], absolute, relative, True])

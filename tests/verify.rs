@@ -91,6 +91,14 @@ class Lengths(nn.Module):
         packed = nn.utils.rnn.pack_padded_sequence(self.words(ids), lengths, batch_first=True, enforce_sorted=False)
         return self.head(nn.utils.rnn.pad_packed_sequence(self.mix(packed)[0], batch_first=True, total_length=6)[0])
 
+class Sparse(nn.Module):
+    '''Gradients that hold the rows that were looked up.'''
+    def __init__(self):
+        super().__init__()
+        self.words, self.body, self.head = nn.Embedding(30, 8, sparse=True), nn.Linear(8, 8), nn.Linear(8, 5)
+    def forward(self, ids):
+        return self.head(torch.tanh(self.body(self.words(ids))))
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -100,12 +108,13 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.body(self.words(ids))))
 ";
 
-const CASES: [(&str, &str); 6] = [
+const CASES: [(&str, &str); 7] = [
     ("ZeroHead", "4x6:int64:0..50"),
     ("Normed", "4x8"),
     ("Waves", "4x8"),
     ("Scaled", "4x8:int64:0..9"),
     ("Tied", "2x6:int64:0..30"),
+    ("Sparse", "2x6:int64:0..30"),
     ("Lengths", "3x6:int64:5..40 3:int64:2..7"),
 ];
 

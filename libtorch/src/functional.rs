@@ -33,8 +33,11 @@ pub(super) fn functional(outputs: &[(usize, &Tensor)], seed: i64) -> Result<Opti
     Ok(sum)
 }
 
-/// Returns a tensor of real numbers: complex ones become pairs.
+/// Returns a dense tensor of real numbers: complex ones become pairs, gradients of embeddings with `sparse=True` all their rows.
 pub(super) fn as_real(tensor: &Tensor) -> Result<Tensor, TorchError> {
+    if tensor.is_sparse() {
+        return as_real(&tensor.f_to_dense(None, false)?);
+    }
     if is_complex(tensor.kind()) {
         // A conjugate that is only marked as one has no pairs.
         Ok(tensor.f_resolve_conj()?.f_view_as_real()?)
