@@ -49,7 +49,8 @@ def chained(arguments, manifest, task, stages, batch, scale):
                 outputs = module(*[known[port["from"]] for port in about["inputs"]])
                 outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
                 for port, value in zip(about["outputs"], outputs):
-                    known[f"stage:{about['stage']}:{port['name']}"] = value
+                    # Packed, as what ranks send: dropout draws its mask in the order of memory.
+                    known[f"stage:{about['stage']}:{port['name']}"] = value.contiguous()
             loss = task.loss(outputs, part) / count
         if isinstance(loss, torch.Tensor):
             total += float(loss.detach())
