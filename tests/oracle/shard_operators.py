@@ -65,6 +65,11 @@ def gradient_of(output, value, cotangent):
 def moves(shard, dtype=torch.float64):
     """Each operator's values, and its gradients as the transpose of what it does; `whole` is what all ranks know."""
     n, rank = shard.size, shard.rank
+    # A stack of channels-last parts is not packed.
+    whole = drawn(2 * n, 4 * n, 3, 5, seed=1, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    x = shard.own(whole, 0, 1).contiguous(memory_format=torch.channels_last).requires_grad_()
+    same("exchange of channels-last", shard.exchange(x, 0, 1), shard.own(whole, 1, 1))
+    same("reduce_scatter of channels-last", shard.reduce_scatter(whole, 1, 1), shard.own(whole * n, 1, 1), TIGHT)
     for (dim, blocks), order in itertools.product(((0, 1), (1, 1), (-1, 1), (2, 3), (1, 2)), ((0, 1, 2), (2, 0, 1))):
         sizes = [n * 2, n * 4, n * 6]
         # Also tensors that are not contiguous.

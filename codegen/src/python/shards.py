@@ -599,7 +599,7 @@ class Shard:
 
     def own_sum(self, x, dim, blocks=1):
         """Returns this rank's part of the sum of all ranks' terms."""
-        terms = torch.stack(self.parts(x, dim, blocks))
+        terms = torch.stack(self.parts(x, dim, blocks)).contiguous()
         found = torch.empty_like(terms[0], memory_format=torch.contiguous_format)
         if terms.numel():
             dist.reduce_scatter_tensor(plain(found).view(-1), plain(terms).view(-1), group=self.group)
@@ -607,7 +607,8 @@ class Shard:
 
     def turned(self, x, from_dim, to_dim):
         """Returns this rank's part along one dimension of a tensor whose parts are along another."""
-        sent = torch.stack(self.parts(x, to_dim))
+        # Parts of a channels-last tensor make a stack that is not packed.
+        sent = torch.stack(self.parts(x, to_dim)).contiguous()
         found = torch.empty_like(sent)
         if sent.numel():
             dist.all_to_all_single(found.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8), group=self.group)
