@@ -458,6 +458,8 @@ def same(one, other):
 
     if one.is_meta or other.is_meta:
         return True
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
     if one.is_floating_point() or one.is_complex():
         return bool(((one == other) | one.isnan() & other.isnan()).all())
     return torch.equal(one, other)
@@ -625,9 +627,13 @@ def trace(
     except RuntimeError as error:
         if "unordered_map::at" in str(error) or is_mapped(error):
             raise Refused(
-                "forward calls torch.vmap, which torch's tracer cannot follow; write it without vmap (for models of "
-                'Hugging Face: attn_implementation="eager")'
+                "forward calls torch.vmap, which torch's tracer cannot follow, with random numbers, inside another transform of "
+                "torch.func or over hundreds of rows; write it without vmap"
             ) from error
+        if "Cannot insert a Tensor that requires grad" in str(error):
+            if saved.is_kept:
+                raise Refused("forward takes gradients itself (torch.autograd.grad), which torch's tracer cannot follow") from error
+            raise unregistered(model) from error
         raise
     finally:
         restore()
@@ -642,6 +648,37 @@ def copied(value):
     from torch.utils._pytree import tree_map_only
 
     return tree_map_only(torch.Tensor, torch.clone, value)
+
+
+def unregistered(model):
+    """Returns the refusal of a model whose forward reads parameters that its modules do not list."""
+    import torch
+
+    known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    found = []
+
+    def look(value, path, depth):
+        if isinstance(value, torch.nn.Module):
+            found.extend(f"{path}.{name}" for name, tensor in value.named_parameters() if id(tensor) not in known)
+        elif isinstance(value, torch.Tensor):
+            found.extend([path] if value.requires_grad and id(value) not in known else [])
+        elif depth and isinstance(value, (dict, list, tuple, set)):
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                look(part, f"{path}.{key}", depth - 1)
+
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in OWN_TABLES:
+                look(value, f"{path}.{name}".lstrip("."), 2)
+    if found:
+        return Refused(
+            f"forward reads parameters that no module lists, so that no optimizer would train them: {some(found)}",
+            hint="keep modules in nn.ModuleList or nn.ModuleDict, and tensors in nn.Parameter, instead of plain lists and attributes",
+        )
+    return Refused(
+        "forward uses a tensor that was computed from parameters before this call, and is neither a parameter nor a buffer",
+        hint="compute it in forward; outside of it, make it a buffer or detach it",
+    )
 
 
 def is_mapped(error):
@@ -1166,7 +1203,7 @@ def built(request, say):
     """Returns the model of a request."""
     if request.get("config"):
         say(step=f"building {request['config']}")
-        return build_from_config(request["config"])
+        return build_from_config(request["config"], say)
     say(step=f"importing {request['target'].rpartition(':')[0]}")
     found = load_target(request["target"])
     say(step=f"building {request['target'].rpartition(':')[2]}")

@@ -88,8 +88,9 @@ def write_archive(
 
     @contextlib.contextmanager
     def watching():
-        with watch.watching(), one_sequence(watch), inlined.tracing() if inlined else contextlib.nullcontext():
-            yield
+        with watch.watching(), one_sequence(watch), mapped_row_by_row(), detaching():
+            with inlined.tracing() if inlined else contextlib.nullcontext():
+                yield
 
     traced, outputs = trace(
         model, call.inputs, rebuilt=call.rebuilt, strict=strict, autocast=autocast, saved=saved, say=say, watching=watching

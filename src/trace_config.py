@@ -12,7 +12,7 @@ import os
 import re
 
 
-def build_from_config(path):
+def build_from_config(path, say):
     """Returns the model of Hugging Face's transformers that a config.json, or a folder with one, describes."""
     # Nothing is downloaded, and no code next to the config is run.
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -23,11 +23,25 @@ def build_from_config(path):
             raise
         raise Refused("this Python has no transformers, which --hf needs: pip install transformers") from error
     config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-    for name in config.architectures or ():
-        if hasattr(transformers, name):
-            # The class itself: its `from_config` would take the type of the weights from the config.
-            return getattr(transformers, name)(config)
-    return transformers.AutoModel.from_config(config, trust_remote_code=False)
+    named = list(config.architectures or ())
+    found = next((name for name in named if hasattr(transformers, name)), None)
+    # The class itself: its `from_config` would take the type of the weights from the config.
+    chosen = getattr(transformers, found) if found else class_of(config)
+    if named and not found:
+        say(note=f"transformers has no {' or '.join(named)}: the model is a {chosen.__name__}")
+    return chosen(config)
+
+
+def class_of(config):
+    """Returns the class of a config that names none: the model without a head, or else the first of those with one."""
+    from transformers.models.auto import modeling_auto
+
+    with_heads = [table for name, table in vars(modeling_auto).items() if re.fullmatch("MODEL_FOR_.*_MAPPING", name)]
+    for table in (modeling_auto.MODEL_MAPPING, *with_heads):
+        if type(config) in table:
+            found = table[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise Refused(f"transformers lists no model for a config of type {config.model_type}: name the class in its `architectures`")
 
 
 # Example sizes: tokens, samples of audio, frames of its features, and the side of an image if the model accepts any.
@@ -43,7 +57,7 @@ EXAMPLE_FRAMES = 512
 # Patches per side of an image, and frames of a video, for models that are told both: all equal, so one range suffices.
 EXAMPLE_GRID, SMALL_GRID = 8, 4
 # The most guesses that are tried.
-MOST_GUESSES = 24
+MOST_GUESSES = 40
 
 
 def inputs_of_config(model):
@@ -69,6 +83,10 @@ def inputs_of_config(model):
 
 def drawn(*shape):
     return {"shape": list(shape), "dtype": "float32"}
+
+
+def between(low, high, *shape):
+    return drawn(*shape) | {"low": low, "high": high}
 
 
 def whole(low, high, *shape):
@@ -109,11 +127,16 @@ class Guesses:
         optional = set(self.known).difference(names)
         masks = MASKS_OF_FEATURES if "input_features" in names else ()
         optional = [name for name in ("input_ids", "pixel_values", "encoder_hidden_states", *masks) if name in optional]
-        more = [self.with_sizes([*names, name]) for name in optional]
+        optional += [name for name in self.known if name not in (*names, *optional) and self.may_be_needed(name)]
         decoder = [name for name in ("decoder_input_ids",) if name in self.known and name not in names]
+        found = [names, names + decoder] if decoder else [names]
         if self.config.is_encoder_decoder:
-            return [names + decoder, names, *more] if decoder else [names, *more]
-        return [names, names + decoder, *more] if decoder else [names, *more]
+            found.reverse()
+        return found + [self.with_sizes([*base, name]) for base in found for name in optional if name not in base]
+
+    def may_be_needed(self, name):
+        """Tells whether an argument with a default is not one of those that models do without."""
+        return not re.search(DISPENSABLE, name) and any(re.search(pattern, name) for pattern, _ in PATTERNS)
 
     def with_sizes(self, names):
         """Adds what says how the patches of an image lie, where an image is given as patches."""
@@ -190,6 +213,9 @@ class Guesses:
             return []
         # Audio codes have several parallel codebooks.
         books = self.number("num_codebooks", "num_quantizers", "num_channels", within=text)
+        # Each choice is a text of its own.
+        if type(self.model).__name__.endswith("ForMultipleChoice"):
+            return [whole(0, vocabulary, 1, 2, tokens)]
         plain = [whole(0, vocabulary, 1, tokens)]
         if self.smallest_table and self.smallest_table < vocabulary:
             plain.append(whole(0, self.smallest_table, 1, tokens))
@@ -232,6 +258,23 @@ class Guesses:
         batch = [1, self.packed_side() ** 2] if self.is_packed else [self.side**3]
         return [drawn(*batch, size) for size in dict.fromkeys(sizes)]
 
+    def flat_patches(self, _):
+        """Patches that begin with their row and their column, which are below 2 here."""
+        vision = self.part("vision_config")
+        side, colours = self.number("patch_size", within=vision), self.number("num_channels", within=vision) or 3
+        wide = self.number("patch_embed_hidden_size", within=vision) or side and side * side * colours
+        return [between(0, 2, 1, EXAMPLE_TOKENS, 2 + wide)] if wide else []
+
+    def masked_patches(self, _):
+        """A truth for each patch of an image or of a film."""
+        vision, (_, height, width) = self.vision(), self.image()
+        side = getattr(vision, "patch_size", None)
+        tall, wide = side if isinstance(side, (list, tuple)) else (side, side)
+        if not tall:
+            return []
+        frames = (getattr(vision, "num_frames", None) or 1) // (getattr(vision, "tubelet_size", None) or 1)
+        return [{"shape": [1, frames * (height // tall) * (width // wide)], "dtype": "bool"}]
+
     def packed_side(self):
         """Returns the patches along each side of an image whose patches lie in one row."""
         return math.isqrt(self.number("num_patches", within=self.part("vision_config")) or self.side**2)
@@ -265,6 +308,8 @@ class Guesses:
 
     def mask(self, name):
         """Ones, as many as there are positions to mask."""
+        if name == "image_attention_mask":
+            return [whole(1, 2, 1, self.tokens(), 1)]
         if "pixel" in name and self.is_packed:
             return [whole(1, 2, 1, self.packed_side() ** 2)]
         if "pixel" in name or name == "prompt_masks":
@@ -302,6 +347,7 @@ class Guesses:
         return [wide, flat] if width > 1 else [flat, wide]
 
 
+DISPENSABLE = "past|labels|position|head_mask|inputs_embeds|token_type|^(decoder_|encoder_)?attention_mask$"
 TOWERS = (("vision_config", "pixel_values"), ("audio_config", "input_features"), ("audio_config", "input_values"))
 MASKS_OF_FEATURES = ("feature_attention_mask", "input_features_mask")
 GRIDS = ("grid_thw", "grid_hw")
@@ -322,11 +368,13 @@ PATTERNS = (
     (r"^spatial_shapes$", Guesses.shapes),
     (r"merge_sizes$", Guesses.merges),
     (r"^past_|^future_", Guesses.series),
+    (r"^bool_masked_pos$", Guesses.masked_patches),
+    (r"^flattened_patches$", Guesses.flat_patches),
     (r"_masks?$", Guesses.mask),
     (r"(^|_)ids$|^task_inputs$", Guesses.words),
     (r"pixel_values|images?$|^input$", Guesses.pixels),
     (r"^input_values$|audio_values$", Guesses.sound),
-    (r"input_features$", Guesses.features),
+    (r"input_features$|audio_mel$", Guesses.features),
     (r"^bbox$", Guesses.boxes),
     (r"states?$|embeds$|latents$|^inputs$", Guesses.states),
 )
@@ -349,8 +397,6 @@ def places_in_words(model, token, specs):
     import torch
 
     holders = [module for module in model.modules() if hasattr(module, "get_placeholder_mask")]
-    if not holders:
-        return None
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
     def counting(original):
@@ -372,8 +418,10 @@ def places_in_words(model, token, specs):
             model(input_ids=torch.full((1, 2), token, device=device), **inputs)
     except Counted as found:
         return found.args[0]
-    except Exception:  # It is one guess of several.
-        return None
+    except Exception as error:
+        # "Audio features and audio tokens do not match, tokens: 2, features: 750"; other failures mean that the guess was wrong.
+        told = re.search(r"tokens.*features:? *(\d+)", str(error))
+        return int(told[1]) if told else None
     finally:
         for module, function in zip(holders, before):
             put_back(module, "get_placeholder_mask", function)

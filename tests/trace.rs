@@ -695,10 +695,52 @@ fn functions_of_python_are_drawn_and_planned_but_not_cut() {
 #[test]
 fn what_ends_torchs_tracer_is_refused_in_one_line() {
     let Some(python) = python() else { return };
-    let said = refuse(&python, &[&format!("{FIXED}:Mapped"), "--input=4x8"]);
+    let said = refuse(&python, &[&format!("{FIXED}:Mapped"), "--input=300x8"]);
     assert!(
         said.starts_with("error: forward calls torch.vmap, which torch's tracer cannot follow"),
         "{said}"
     );
     assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+/// What `torch.vmap` maps is traced row by row, and the archive is compared with the model, which does map it.
+#[test]
+fn what_is_mapped_is_written_out() {
+    let Some(python) = python() else { return };
+    let (_, program, said) = trace_aloud(&python, &[&format!("{FIXED}:Mapped"), "--input=4x8"]);
+    assert_eq!(said, "");
+    assert_eq!(program.nodes.iter().filter(|node| node.operator == "aten::sum").count(), 4);
+    let (_, program, said) = trace_aloud(&python, &[&format!("{FIXED}:Members"), "--input=4x8"]);
+    assert_eq!(said, "");
+    let recorded = program.recorded.unwrap();
+    assert_eq!(recorded.comparison, tracer::Comparison::Same);
+    let matrices = program.nodes.iter().filter(|node| node.operator == "aten::matmul").count();
+    assert_eq!(matrices, 3);
+}
+
+/// Regions without gradients stay so: the archive trains the parameters that the model trains.
+#[test]
+fn what_runs_without_gradients_has_none() {
+    let Some(python) = python() else { return };
+    let (folder, _, said) =
+        trace_aloud(&python, &[&format!("{FIXED}:Frozen"), "--input=4x8", "--train", "--seed=3"]);
+    assert_eq!(said, "");
+    let script = format!(
+        "import torch, sys; sys.path.insert(0, 'fixtures/models'); import fixed\n\
+         torch.manual_seed(3); live, x = fixed.Frozen(), torch.randn(4, 8)\n\
+         archive = torch.jit.load({:?})\n\
+         archive.load_state_dict(live.state_dict())\n\
+         [model(x).square().sum().backward() for model in (live, archive)]\n\
+         pairs = list(zip(live.named_parameters(), archive.named_parameters(), strict=True))\n\
+         print([name for (name, a), (other, b) in pairs if name != other or (a.grad is None) != (b.grad is None)\n\
+         or a.grad is not None and not torch.equal(a.grad, b.grad)], sum(a.grad is None for (_, a), _ in pairs))",
+        folder.path().join("model.pt")
+    );
+    let output = std::process::Command::new(&python).args(["-W", "ignore", "-c", &script]).output().unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "[] 2\n",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

@@ -261,7 +261,18 @@ fn a_config_is_enough() {
         t.ASTConfig(num_mel_bins=32, max_length=64, patch_size=16, **tower).save_pretrained('spectrum')\n\
         sees = dict(model_type='swin', embed_dim=8, depths=[1] * 4, num_heads=[1] * 4, out_indices=[1, 2, 3])\n\
         t.OmDetTurboConfig(use_timm_backbone=False, backbone_config=sees, text_config=dict(model_type='clip_text_model',\n\
-        vocab_size=50, **tower), architectures=['OmDetTurboForObjectDetection']).save_pretrained('unknown')";
+        vocab_size=50, **tower), architectures=['OmDetTurboForObjectDetection']).save_pretrained('unknown')\n\
+        t.BertConfig(vocab_size=50, **tower, architectures=['BertForMultipleChoice']).save_pretrained('choices')\n\
+        t.VideoMAEConfig(num_frames=2, image_size=32, patch_size=16, decoder_hidden_size=16, decoder_intermediate_size=16,\n\
+        decoder_num_hidden_layers=1, decoder_num_attention_heads=2, **tower,\n\
+        architectures=['VideoMAEForPreTraining']).save_pretrained('masked')\n\
+        t.Pix2StructConfig(text_config=dict(vocab_size=50, hidden_size=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2),\n\
+        vision_config=dict(hidden_size=16, patch_embed_hidden_size=12, d_ff=16, d_kv=8, num_hidden_layers=1, seq_len=128,\n\
+        num_attention_heads=2), architectures=['Pix2StructForConditionalGeneration']).save_pretrained('flat')\n\
+        t.TrOCRConfig(vocab_size=50, d_model=16, decoder_layers=1, decoder_attention_heads=2,\n\
+        decoder_ffn_dim=16).save_pretrained('headed')\n\
+        t.Gemma3TextConfig(vocab_size=50, head_dim=8, num_key_value_heads=2, use_bidirectional_attention=True,\n\
+        architectures=['OurEncoder'], **tower).save_pretrained('pairs')";
     write(&python, folder.path(), script);
     for (config, arguments, note, expected) in [
         (
@@ -317,6 +328,31 @@ fn a_config_is_enough() {
         // The second guess and the third: the first that forward takes is told.
         ("states", &[], "inputs=1x128x8", &["inputs [1, 128, 8] None"]),
         ("spectrum", &[], "input_values=1x64x32", &["input_values [1, 64, 32] None"]),
+        ("choices", &[], "input_ids=1x2x128:int64:0..50", &["input_ids [1, 2, 128] Some((0.0, 50.0))"]),
+        (
+            "masked",
+            &[],
+            "pixel_values=1x2x3x32x32 --input bool_masked_pos=1x4:bool",
+            &["pixel_values [1, 2, 3, 32, 32] None", "bool_masked_pos [1, 4] Some((0.0, 2.0))"],
+        ),
+        (
+            "flat",
+            &[],
+            "flattened_patches=1x128x14:0..2 --input decoder_input_ids=1x128:int64:0..50",
+            &[
+                "flattened_patches [1, 128, 14] Some((0.0, 2.0))",
+                "decoder_input_ids [1, 128] Some((0.0, 50.0))",
+            ],
+        ),
+        // A type that has models with heads only.
+        ("headed", &[], "input_ids=1x128:int64:0..50", &["input_ids [1, 128] Some((0.0, 50.0))"]),
+        // Its mask is made with torch.vmap, and its class is not transformers'.
+        (
+            "pairs",
+            &[],
+            "note: transformers has no OurEncoder: the model is a Gemma3TextModel",
+            &["input_ids [1, 128] Some((0.0, 50.0))"],
+        ),
         ("xlnet", &[], "input_ids=1x128:int64:0..50", &["input_ids [1, 128] Some((0.0, 50.0))"]),
         (
             "t5",
@@ -400,6 +436,33 @@ fn what_forward_keeps_of_parameters_is_traced() {
     let (program, said) = trace(&python, folder.path(), &[&target, "--input", "2x8"]);
     assert_eq!(said, "");
     assert_eq!(operators(&program), ["aten::index", "aten::mul", "aten::add", "aten::add"]);
+}
+
+/// Parameters that no module lists: the attribute is named, and torch's dump of the tensor is not shown.
+#[test]
+fn parameters_in_plain_lists_are_named() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = "import torch\n\
+        class Plain(torch.nn.Module):\n\
+        \x20   def __init__(self, computed=False):\n\
+        \x20       super().__init__()\n\
+        \x20       self.last, self.made = torch.nn.Linear(8, 8), None\n\
+        \x20       self.parts = [] if computed else [{'a': torch.nn.Linear(8, 8)}, torch.ones(8, requires_grad=True)]\n\
+        \x20       self.made = lambda kept=self.last.weight * 2: kept\n\
+        \x20   def forward(self, x):\n\
+        \x20       return self.last(self.parts[0]['a'](x) * self.parts[1] if self.parts else x * self.made())\n";
+    fs::write(folder.path().join("plain.py"), source).unwrap();
+    let target = format!("{}:Plain", folder.path().join("plain.py").display());
+    let said = refuse(&python, folder.path(), &[&target, "--input", "8x8"]);
+    let expected = "error: forward reads parameters that no module lists, so that no optimizer would train them: \
+                    parts.0.a.weight, parts.0.a.bias, parts.1\n";
+    assert!(said.starts_with(expected) && said.contains("hint: keep modules in nn.ModuleList"), "{said}");
+    let said = refuse(&python, folder.path(), &[&target, "--input", "8x8", "--arg", "computed=true"]);
+    assert!(
+        said.starts_with("error: forward uses a tensor that was computed from parameters before"),
+        "{said}"
+    );
 }
 
 fn refuse_hf(python: &Path, config: &str) -> String {

@@ -32,6 +32,8 @@ pub const SCRIPT: &str = concat!(
     include_str!("../trace_check.py"),
     include_str!("../trace_inputs.py"),
     include_str!("../trace_config.py"),
+    include_str!("../trace_mapped.py"),
+    include_str!("../trace_detached.py"),
     include_str!("../trace_archive.py"),
     include_str!("../trace.py")
 );
