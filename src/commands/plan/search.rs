@@ -10,7 +10,13 @@ use super::{
     request::{Degree, PlanRequest},
     subject::Subject,
 };
-use crate::{failure::Failure, sharing::Way};
+use crate::{
+    failure::{self, Failure},
+    sharing::Way,
+};
+
+/// The most devices for which sharing of layers is searched unasked: each number of sharers takes as long as all else.
+const MOST_UNASKED: usize = 64;
 
 /// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches if none is
 /// requested.
@@ -74,7 +80,12 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     if let (Ok((asked, _)), Degree::IfNeeded) = (&found, request.tensor_parallel)
         && !asked.problem.fits_one_device()
     {
-        return group_search::planned_best(whole, request, found, layers);
+        if request.cluster.devices.len() <= MOST_UNASKED {
+            return group_search::planned_best(whole, request, found, layers);
+        }
+        failure::note(
+            "layers on several devices each were not tried: --tensor-parallel auto does, in several times the time",
+        );
     }
     for (degree, way) in [(request.tensor_parallel, layers), (request.spatial, Way::Bands)] {
         found = match found {
