@@ -80,6 +80,8 @@ struct Search {
     memory: Vec<i64>,
     /// Time each rank has waited since its first forward.
     bubble: Vec<i64>,
+    /// The longest of these; none ever gets shorter.
+    longest_bubble: i64,
     /// When each operation ends, by rank, kind and micro-batch.
     end: Vec<[Vec<i64>; 3]>,
     programs: Vec<Vec<Op>>,
@@ -97,6 +99,7 @@ impl Search {
             free: vec![0; n_ranks],
             memory: vec![0; n_ranks],
             bubble: vec![0; n_ranks],
+            longest_bubble: 0,
             end: vec![Default::default(); n_ranks],
             programs: vec![Vec::with_capacity(3 * n_micro_batches); n_ranks],
         }
@@ -121,6 +124,7 @@ impl Search {
         let end = self.arrival(rank, kind).map_or(unhindered, |at| unhindered.max(at + self.cost[kind]));
         if self.done[rank][F] > 0 {
             self.bubble[rank] += end - unhindered;
+            self.longest_bubble = self.longest_bubble.max(self.bubble[rank]);
         }
         let op_kind = [Kind::Forward, Kind::InputGradient, Kind::WeightGradient][kind];
         self.programs[rank].push(Op::new(rank as u32, op_kind, self.done[rank][kind] as u32));
@@ -132,10 +136,6 @@ impl Search {
 
     fn has_weight(&self, rank: usize) -> bool {
         self.done[rank][W] < self.done[rank][I]
-    }
-
-    fn longest_bubble(&self) -> i64 {
-        self.bubble.iter().copied().max().unwrap_or(0)
     }
 
     fn run(&mut self, choices: Choices) {
@@ -243,7 +243,7 @@ impl Search {
         if self.free[rank] + self.cost[F] + weights as i64 * self.cost[W] <= arrival {
             return true;
         }
-        arrival - self.free[rank] > self.longest_bubble() - self.bubble[rank]
+        arrival - self.free[rank] > self.longest_bubble - self.bubble[rank]
     }
 
     /// Puts weight gradients into the wait before the next operation of a kind.
@@ -253,7 +253,7 @@ impl Search {
             self.put(rank, W);
         }
         if self.has_weight(rank) && self.free[rank] < arrival {
-            let is_hidden = arrival - self.free[rank] <= self.longest_bubble() - self.bubble[rank];
+            let is_hidden = arrival - self.free[rank] <= self.longest_bubble - self.bubble[rank];
             if !is_hidden || choices.fill_greedily {
                 self.put(rank, W);
             }
