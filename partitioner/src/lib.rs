@@ -83,6 +83,7 @@ pub use planner::{
     plan_model::plan_model,
     plan_near, plan_with,
     planned::Planned,
+    shortage,
     what_if::{Change, what_if},
 };
 pub use problem::{

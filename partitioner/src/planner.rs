@@ -11,6 +11,8 @@ pub(crate) mod planned;
 pub(crate) mod replica_sharding;
 pub(crate) mod what_if;
 
+use schema::RecomputeUnit;
+
 use crate::{
     Problem,
     cut_space::CutSpace,
@@ -33,7 +35,9 @@ use crate::{
 /// When the problem makes no sense or nothing fits.
 pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, PlanError> {
     problem.validate()?;
-    plan_over(problem, &CutSpace::of(problem), strategy)
+    let cut_space = CutSpace::of(problem);
+    plan_over(problem, &cut_space, strategy)
+        .map_err(|error| shortage_over(problem, &cut_space, Some(strategy), error))
 }
 
 /// The same, searching first the shape of a plan of other blocks of the same model; `None` if there is none, for whatever reason.
@@ -52,16 +56,9 @@ pub(crate) fn plan_over(
     cut_space: &CutSpace,
     strategy: Strategy,
 ) -> Result<Solution, PlanError> {
-    match solve(problem, cut_space, strategy, Goal::Best) {
-        Ok(mut best) => {
-            state_memory(problem, &mut best);
-            Ok(best)
-        }
-        Err((PlanError::NothingFits, _)) => {
-            Err(nearest(problem, &[&|roomier| solve(roomier, cut_space, strategy, Goal::Any).ok()]))
-        }
-        Err((error, _)) => Err(error),
-    }
+    let mut best = solve(problem, cut_space, strategy, Goal::Best).map_err(|(error, _)| error)?;
+    state_memory(problem, &mut best);
+    Ok(best)
 }
 
 /// Tells whether a strategy has a plan that fits; does not search for the memory that would suffice.
@@ -211,7 +208,8 @@ pub fn plan_auto(
     problem: &Problem,
 ) -> Result<(Solution, Vec<Solution>, Vec<(Strategy, PlanError)>), PlanError> {
     problem.validate()?;
-    rank(problem, &CutSpace::of(problem), None)
+    let cut_space = CutSpace::of(problem);
+    rank(problem, &cut_space, None).map_err(|error| shortage_over(problem, &cut_space, None, error))
 }
 
 /// Finds the best plan of each candidate; `best` is the one already found, for its strategy.
@@ -240,7 +238,7 @@ pub(crate) fn rank(
     found.sort_by(|a, b| a.seconds_each().total_cmp(&b.seconds_each()));
     found.iter_mut().for_each(|plan| state_memory(problem, plan));
     if found.is_empty() {
-        return Err(nearest_of_all(problem, cut_space, failed.into_iter().map(|(_, error)| error)));
+        return Err(nearest_reason(failed.into_iter().map(|(_, error)| error)));
     }
     let mut best = found.remove(0);
     best.lower_bound = (bound * best.micro_batches_of_objective()).min(best.seconds());
@@ -255,7 +253,7 @@ pub(crate) fn fastest(
 ) -> Result<Solution, PlanError> {
     let others = candidates(problem).filter(|strategy| Some(*strategy) != first);
     fastest_within(problem, cut_space, first.into_iter().chain(others), Goal::Best)
-        .map_err(|failed| nearest_of_all(problem, cut_space, failed.into_iter()))
+        .map_err(|failed| nearest_reason(failed.into_iter()))
 }
 
 /// Finds the best plan of some strategies for a goal; later strategies are pruned by the best plan so far.
@@ -282,28 +280,66 @@ pub(crate) fn fastest_within(
     Ok(best)
 }
 
-/// Returns the memory with which some candidate would fit, or why there is no plan if memory is not the reason.
-fn nearest_of_all(
+/// Returns the most telling of the reasons why strategies have no plan.
+fn nearest_reason(errors: impl Iterator<Item = PlanError>) -> PlanError {
+    errors.reduce(PlanError::or_nearer).unwrap_or(PlanError::NothingFits)
+}
+
+/// Finds the memory with which a strategy, or some candidate, would have a plan, where nothing fits; other reasons stay as they
+/// are. `problem` is left with the unit of recomputation that needs less.
+///
+/// Searches a dozen times and more, so it is for who has to say why there is no plan.
+pub fn shortage(problem: &mut Problem, strategy: Option<Strategy>, error: PlanError) -> PlanError {
+    let explained =
+        |problem: &Problem| shortage_over(problem, &CutSpace::of(problem), strategy, PlanError::NothingFits);
+    if error != PlanError::NothingFits || problem.training.inference.is_some() || problem.validate().is_err()
+    {
+        return error;
+    }
+    let own = explained(problem);
+    let Some(by_stage) = by_stage(problem) else { return own };
+    let other = explained(&by_stage);
+    match (&own, &other) {
+        (PlanError::Memory { needed, .. }, PlanError::Memory { needed: less, .. }) if less < needed => {
+            *problem = by_stage;
+            other
+        }
+        _ => own,
+    }
+}
+
+/// Returns the problem where a stage keeps its own inputs alone, if keeping those of each block may be too much.
+pub(crate) fn by_stage(problem: &Problem) -> Option<Problem> {
+    let training = &problem.training;
+    let is_open = training.recompute && !training.offload && training.recompute_unit.is_block();
+    is_open.then(|| {
+        let mut by_stage = problem.clone();
+        by_stage.training.recompute_unit = RecomputeUnit::Stage;
+        by_stage
+    })
+}
+
+/// The same as [`shortage`] over known cuts, with the problem's own unit of recomputation.
+fn shortage_over(
     problem: &Problem,
     cut_space: &CutSpace,
-    errors: impl Iterator<Item = PlanError>,
+    asked: Option<Strategy>,
+    error: PlanError,
 ) -> PlanError {
-    let error = errors.reduce(PlanError::or_nearer);
-    match error {
-        Some(error) if error != PlanError::NothingFits => error,
-        _ => {
-            // Strategies that divide the model need least memory: take the first of these with a plan that fits.
-            let make = |roomier: &Problem| {
-                let kinds = [Strategy::OneForwardOneBackward, Strategy::Hybrid, Strategy::Layer];
-                kinds.into_iter().find_map(|strategy| solve(roomier, cut_space, strategy, Goal::Any).ok())
-            };
-            let in_chunks =
-                |roomier: &Problem| solve(roomier, cut_space, Strategy::Interleaved, Goal::Any).ok();
-            if candidates(problem).any(|strategy| strategy == Strategy::Interleaved) {
-                nearest(problem, &[&make, &in_chunks])
-            } else {
-                nearest(problem, &[&make])
-            }
-        }
+    if error != PlanError::NothingFits {
+        return error;
+    }
+    let of = |strategy: Strategy, roomier: &Problem| solve(roomier, cut_space, strategy, Goal::Any).ok();
+    if let Some(strategy) = asked {
+        return nearest(problem, &[&|roomier| of(strategy, roomier)]);
+    }
+    // Strategies that divide the model need least memory: take the first of these with a plan that fits.
+    let kinds = [Strategy::OneForwardOneBackward, Strategy::Hybrid, Strategy::Layer];
+    let make = |roomier: &Problem| kinds.into_iter().find_map(|strategy| of(strategy, roomier));
+    let in_chunks = |roomier: &Problem| of(Strategy::Interleaved, roomier);
+    if candidates(problem).any(|strategy| strategy == Strategy::Interleaved) {
+        nearest(problem, &[&make, &in_chunks])
+    } else {
+        nearest(problem, &[&make])
     }
 }

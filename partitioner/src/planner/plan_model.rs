@@ -1,12 +1,10 @@
 //! From a problem to its best plan: all strategies or one, all numbers of micro-batches, all levels of sharding, and both units of
 //! recomputation where one does not fit.
 
-use schema::RecomputeUnit;
-
 use crate::{
     cut_space::CutSpace,
     error::PlanError,
-    planner::{micro_batches::plan_batches, planned::Planned, replica_sharding},
+    planner::{by_stage, micro_batches::plan_batches, planned::Planned, replica_sharding},
     problem::Problem,
     serving,
     solution::Solution,
@@ -19,7 +17,7 @@ use crate::{
 /// with the number of micro-batches that needs the least memory.
 ///
 /// # Errors
-/// When the problem makes no sense or nothing fits.
+/// When the problem makes no sense or nothing fits; [`shortage`](crate::shortage) finds the memory that would do.
 ///
 /// For inference, finds the best plan of the forward pass alone, whatever the strategy. `like`, a plan of other blocks of the
 /// same model, tells which shape to search first.
@@ -34,26 +32,16 @@ pub fn plan_model(
         let best = serving::serve(problem, &cut_space, aim)?;
         return Ok(Planned { best, others: Vec::new(), failed: Vec::new(), tried: Vec::new(), cut_space });
     }
-    let mut by_stage = problem.clone();
+    let by_stage = by_stage(problem);
     let error = match plan_by_unit(problem, strategy, like) {
-        Err(error) if error.is_full() && by_stage.training.recompute && !by_stage.training.offload => error,
+        Err(error) if error.is_full() => error,
         planned => return planned,
     };
     // If keeping each block's inputs is too much, a stage may keep only its own.
-    by_stage.training.recompute_unit = RecomputeUnit::Stage;
-    let planned = plan_by_unit(&mut by_stage, strategy, like);
-    let needs_less = match (&error, &planned) {
-        (PlanError::Memory { needed, .. }, Err(PlanError::Memory { needed: by_stage, .. })) => {
-            by_stage < needed
-        }
-        (_, planned) => planned.is_ok(),
-    };
-    if needs_less {
-        *problem = by_stage;
-        planned
-    } else {
-        Err(error)
-    }
+    let Some(mut by_stage) = by_stage else { return Err(error) };
+    let planned = plan_by_unit(&mut by_stage, strategy, like).map_err(|_| error)?;
+    *problem = by_stage;
+    Ok(planned)
 }
 
 /// Plans with a given unit of recomputation.

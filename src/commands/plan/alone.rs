@@ -43,9 +43,9 @@ fn searched(
     for _ in 0..MAX_ROUNDS {
         let given = question.given(&joined)?;
         let found = refine::planned(question, request.strategy, &joined, given.as_ref());
-        let (asked, solved) = found.map_err(|(problem, error)| {
-            let (request, model, reason) = (request.clone(), subject.path().to_path_buf(), reason.take());
-            Unplanned::NotFound(Box::new(NotFound { request, model, problem: *problem, error, reason }))
+        let (asked, solved) = found.map_err(|failed| {
+            let (request, model) = (request.clone(), subject.path().to_path_buf());
+            Unplanned::NotFound(Box::new(NotFound::new(request, model, failed, reason.take())))
         })?;
         let found =
             subject.archive().and_then(|program| Inseparable::of(program, &asked.problem, &solved.best));

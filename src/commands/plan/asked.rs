@@ -191,43 +191,14 @@ impl<'a> Question<'a> {
 
     /// Divides the model into blocks.
     pub(super) fn asked(&self, grain: &Grain) -> Asked {
-        let (machine, training) = (|| self.machine.clone(), self.training);
-        let (problem, uncertain, n_operators) = match (self.subject, &self.times) {
+        let (problem, n_operators) = match (self.subject, &self.times) {
             (Subject::Profile(_, profile), _) => {
-                (Problem::from_profile(profile, machine(), training), None, None)
+                (Problem::from_profile(profile, self.machine.clone(), self.training), None)
             }
             (Subject::Model(workspace), times) => {
                 let times = times.as_ref().expect("a traced model has times");
                 let model = sliceable(workspace, times, self.request);
-                let problem = |seconds: &[OperatorSeconds]| {
-                    let mut problem =
-                        from_graph(&model, grain, &workspace.costs, seconds, machine(), training);
-                    self.loss.iter().for_each(|loss| loss.add_to(&mut problem));
-                    self.forward
-                        .iter()
-                        .for_each(|forward| forward_only(&mut problem, &model, grain, &forward.operators));
-                    problem.begins = self.starts.as_ref().map(|starts| {
-                        model.begins(grain, starts).expect("the grain is one at which stages can begin there")
-                    });
-                    recomputed::mark(
-                        &mut problem,
-                        &model,
-                        grain,
-                        &workspace.graph,
-                        &self.request.constraints.recompute,
-                    );
-                    problem.pins = pins::pins(
-                        &model,
-                        grain,
-                        &workspace.graph,
-                        &self.request.constraints.pin,
-                        &self.request.cluster,
-                    );
-                    problem
-                };
-                let ends = costs::Ends(times.ends.each_ref().map(|end| problem(end)));
-                let n_operators = Some(model.n_working() as u64);
-                (problem(&times.seconds), Some((ends, times.from.clone())), n_operators)
+                (self.problem((workspace, &model), grain, &times.seconds), Some(model.n_working() as u64))
             }
         };
         let (model, cluster) = (self.model.clone(), self.request.cluster.clone());
@@ -238,12 +209,40 @@ impl<'a> Question<'a> {
             forward: self.forward.clone(),
             model,
             cluster,
-            uncertain,
+            uncertain: None,
             n_operators,
             groups: None,
             constraints: self.request.constraints.clone(),
             sized: (None, Vec::new()),
         }
+    }
+
+    /// Adds to a model divided at a grain what the band of a plan's time needs: its blocks' times at their lower and upper ends.
+    pub(super) fn with_bands(&self, asked: Asked, grain: &Grain) -> Asked {
+        let (Subject::Model(workspace), Some(times)) = (self.subject, &self.times) else { return asked };
+        let model = sliceable(workspace, times, self.request);
+        let ends = times.ends.each_ref().map(|end| self.problem((workspace, &model), grain, end));
+        Asked { uncertain: Some((costs::Ends(ends), times.from.clone())), ..asked }
+    }
+
+    /// Returns the blocks of a grain whose operators take these seconds.
+    fn problem(
+        &self,
+        (workspace, model): (&Workspace, &Sliceable<'_>),
+        grain: &Grain,
+        seconds: &[OperatorSeconds],
+    ) -> Problem {
+        let (graph, constraints) = (&workspace.graph, &self.request.constraints);
+        let machine = self.machine.clone();
+        let mut problem = from_graph(model, grain, &workspace.costs, seconds, machine, self.training);
+        self.loss.iter().for_each(|loss| loss.add_to(&mut problem));
+        self.forward.iter().for_each(|forward| forward_only(&mut problem, model, grain, &forward.operators));
+        problem.begins = self.starts.as_ref().map(|starts| {
+            model.begins(grain, starts).expect("the grain is one at which stages can begin there")
+        });
+        recomputed::mark(&mut problem, model, grain, graph, &constraints.recompute);
+        problem.pins = pins::pins(model, grain, graph, &constraints.pin, &self.request.cluster);
+        problem
     }
 }
 
@@ -388,9 +387,10 @@ impl Asked {
 
     /// Adds to a stage's answer the memory of its fullest device and the parts of it.
     fn set_memory(&self, stage: &mut StageAnswer, file: &PlanFile) {
+        let names: BTreeSet<&str> = stage.devices.iter().map(String::as_str).collect();
         let own = || {
             let devices = file.plan.cluster.devices.iter().enumerate();
-            devices.filter(|(_, device)| stage.devices.contains(&device.name))
+            devices.filter(|(_, device)| names.contains(device.name.as_str()))
         };
         let types = own().filter_map(|(_, device)| self.cluster.types.get(&device.type_));
         let smallest = types.min_by_key(|type_| type_.usable());

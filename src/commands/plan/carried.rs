@@ -171,7 +171,7 @@ fn carried(
 ) -> Result<Result<(Asked, Solution), String>, Failure> {
     let named = given.stages.iter().flat_map(|stage| &stage.blocks).map(String::as_str);
     let grain = question.sliceable().map(|model| model.named(named)).unwrap_or_default();
-    let asked = question.asked(&grain);
+    let asked = question.with_bands(question.asked(&grain), &grain);
     let mut best: Option<Solution> = None;
     let mut reason = None;
     for layout in layouts(request, given)? {

@@ -92,7 +92,7 @@ fn checked(
     question.check(given)?;
     let named = given.stages.iter().flat_map(|stage| &stage.blocks).map(String::as_str);
     let grain = question.sliceable().map(|model| model.named(named)).unwrap_or_default();
-    let mut asked = question.asked(&grain);
+    let mut asked = question.with_bands(question.asked(&grain), &grain);
     // A plan states itself whether stages wait for their sends.
     let waits = given.execution.is_some_and(|execution| execution.blocking_sends == Some(true));
     asked.problem.machine.overlaps &= !waits;

@@ -1,11 +1,14 @@
 //! Why there is no plan, and which changes would allow one.
 
-use std::path::{Path, PathBuf};
+use std::{
+    cell::OnceCell,
+    path::{Path, PathBuf},
+};
 
-use partitioner::{MicroBatches, PlanError, Problem, ProblemError, Strategy, Training};
+use partitioner::{MicroBatches, PlanError, Problem, ProblemError, Strategy, Training, shortage};
 use schema::{Bytes, ShardingLevel};
 
-use super::{PlanRequest, fits::fits, pins};
+use super::{PlanRequest, fits::fits, pins, refine::NoPlan};
 use crate::failure::Failure;
 
 /// Why there is no plan.
@@ -26,22 +29,52 @@ pub enum Unplanned {
 /// A search without a result.
 pub struct NotFound {
     /// The request.
-    pub(super) request: PlanRequest,
-    /// The model's file.
-    pub(super) model: PathBuf,
-    /// The blocks that were searched.
-    pub(super) problem: Problem,
-    /// Why no plan of them exists.
-    pub(super) error: PlanError,
+    request: PlanRequest,
+    model: PathBuf,
+    /// The blocks that were searched, each with the reason why there is no plan of them.
+    failed: Vec<NoPlan>,
     /// Why some cuts cannot be written, if so.
-    pub(super) reason: Option<String>,
+    reason: Option<String>,
+    /// Of the blocks that were searched, those that come nearest to a plan, and what they lack: searched for where it is told.
+    nearest: OnceCell<NoPlan>,
+}
+
+impl NotFound {
+    /// Records the blocks that were searched. Invariant: there are some.
+    pub(super) fn new(
+        request: PlanRequest,
+        model: PathBuf,
+        failed: Vec<NoPlan>,
+        reason: Option<String>,
+    ) -> Self {
+        Self { request, model, failed, reason, nearest: OnceCell::new() }
+    }
+
+    /// Returns the blocks that come nearest to a plan, which have the best hint, and why there is none of them.
+    fn nearest(&self) -> &NoPlan {
+        let explained = |(problem, error): &NoPlan| {
+            let mut problem = problem.clone();
+            let error = shortage(&mut problem, self.request.strategy, error.clone());
+            (problem, error)
+        };
+        let needed = |(_, error): &NoPlan| match error {
+            PlanError::Memory { needed, .. } => *needed,
+            _ => u64::MAX,
+        };
+        let find = || self.failed.iter().map(explained).min_by_key(needed);
+        self.nearest.get_or_init(|| find().expect("what has no plan says why"))
+    }
 }
 
 impl Unplanned {
     /// Tells whether the request was valid and the answer is no.
     pub(super) fn is_no(&self) -> bool {
         match self {
-            Self::NotFound(found) => matches!(found.error, PlanError::Memory { .. } | PlanError::NothingFits),
+            Self::NotFound(found) => {
+                let is_full =
+                    |(_, error): &NoPlan| matches!(error, PlanError::Memory { .. } | PlanError::NothingFits);
+                found.failed.iter().any(is_full)
+            }
             Self::Inside { .. } => true,
             Self::Wrong(failure) => failure.is_no(),
         }
@@ -50,7 +83,7 @@ impl Unplanned {
     /// Returns the reason in a few words.
     pub fn reason(&self) -> String {
         match self {
-            Self::NotFound(found) => match &found.error {
+            Self::NotFound(found) => match &found.nearest().1 {
                 PlanError::Schedule { reason, .. } => reason.clone(),
                 error => error.to_string(),
             },
@@ -64,7 +97,7 @@ impl Unplanned {
     /// Returns the memory that each device lacks, if a plan would fit with it.
     pub fn missing(&self) -> Option<Bytes> {
         match self {
-            Self::NotFound(found) => match &found.error {
+            Self::NotFound(found) => match &found.nearest().1 {
                 PlanError::Memory { needed, limit, .. } => {
                     Some(rounded_up(Bytes(needed.saturating_sub(*limit))))
                 }
@@ -86,9 +119,9 @@ impl From<Unplanned> for Failure {
     fn from(reason: Unplanned) -> Self {
         match reason {
             Unplanned::NotFound(found) => {
-                let NotFound { request, model, problem, error, reason } = *found;
-                let failure = no_plan(&request, &model, &problem, error);
-                match reason {
+                let (problem, error) = found.nearest();
+                let failure = no_plan(&found.request, &found.model, problem, error.clone());
+                match found.reason {
                     Some(reason) => failure.with_hint(format!("some cuts cannot be written: {reason}")),
                     None => failure,
                 }

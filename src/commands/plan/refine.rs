@@ -26,7 +26,7 @@ const GAIN: f64 = 1e-4;
 /// A model divided into blocks, and its plans.
 type Found = (Asked, Planned);
 /// Blocks without a plan, and the reason.
-type NoPlan = (Box<Problem>, PlanError);
+pub(super) type NoPlan = (Problem, PlanError);
 
 /// Finds the best plan over all grains.
 pub(super) fn planned(
@@ -34,11 +34,12 @@ pub(super) fn planned(
     strategy: Option<Strategy>,
     joined: &BTreeSet<String>,
     given: Option<&Grain>,
-) -> Result<Found, NoPlan> {
+) -> Result<Found, Vec<NoPlan>> {
     let model = question.sliceable();
     let replicated_chunks = strategy.is_some_and(Strategy::makes_chunks);
     let limits = Limits { replicated_chunks, ..Limits::NORMAL };
-    let mut search = Search { question, model: model.as_ref(), strategy, limits, best: None, error: None };
+    let mut search =
+        Search { question, model: model.as_ref(), strategy, limits, best: None, failed: Vec::new() };
     search.look_through(joined, given);
     if question.effort() == Effort::Thorough {
         search.look_closer();
@@ -54,7 +55,8 @@ struct Search<'a> {
     limits: Limits,
     /// The best plan, and its grain.
     best: Option<(Asked, Planned, Grain)>,
-    error: Option<NoPlan>,
+    /// Blocks of which there is no plan.
+    failed: Vec<NoPlan>,
 }
 
 impl<'a> Search<'a> {
@@ -74,7 +76,8 @@ impl<'a> Search<'a> {
             }
             return;
         }
-        let next = self.look(&model.enough(self.question.stages().unwrap_or(1) as usize, joined));
+        let coarse = model.enough(self.question.stages().unwrap_or(1) as usize, joined);
+        let next = self.look(&coarse);
         let is_quick = self.question.effort() == Effort::Quick && self.best.is_some();
         if is_quick || self.strategy.is_some_and(Strategy::is_rule) {
             return;
@@ -84,11 +87,9 @@ impl<'a> Search<'a> {
             return;
         }
         let wanted = devices.min(MOST_WANTED);
-        let next = if self.n_blocks() < wanted || next.is_none() {
-            self.look(&model.enough(wanted, joined)).or(next)
-        } else {
-            next
-        };
+        let finer = Some(model.enough(wanted, joined))
+            .filter(|finer| *finer != coarse && (self.n_blocks() < wanted || next.is_none()));
+        let next = finer.and_then(|finer| self.look(&finer)).or(next);
         // If memory is short, small parts of a small model save less than whole calls.
         if let Some(next) = next.filter(|_| !is_small) {
             self.refine(next);
@@ -130,14 +131,7 @@ impl<'a> Search<'a> {
         let mut solved = match plan_model(&mut asked.problem, self.strategy, like) {
             Ok(solved) => solved,
             Err(error) => {
-                // The error that is nearest to a plan has the best hint.
-                let needed = |error: &PlanError| match error {
-                    PlanError::Memory { needed, .. } => *needed,
-                    _ => u64::MAX,
-                };
-                if self.error.as_ref().is_none_or(|(_, other)| needed(&error) < needed(other)) {
-                    self.error = Some((Box::new(asked.problem), error));
-                }
+                self.failed.push((asked.problem, error));
                 return None;
             }
         };
@@ -219,8 +213,8 @@ impl<'a> Search<'a> {
         self.best.as_ref().map_or(0, |(asked, ..)| asked.problem.blocks.len())
     }
 
-    fn finish(self) -> Result<Found, NoPlan> {
-        let (asked, solved, _) = self.best.ok_or_else(|| self.error.expect("what has no plan says why"))?;
-        Ok((asked, solved))
+    fn finish(self) -> Result<Found, Vec<NoPlan>> {
+        let (asked, solved, grain) = self.best.ok_or(self.failed)?;
+        Ok((self.question.with_bands(asked, &grain), solved))
     }
 }
