@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-multi bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
-	bench-emit bench-stages bench-split bench-executed bench-dtensor gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-killed zoo-without-flush bands properties fuzz sanitize deny fixtures zoo hostile \
+	bench-emit bench-stages bench-split bench-executed bench-dtensor gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-killed zoo-without-flush bands finer-cuts properties fuzz sanitize deny fixtures zoo hostile \
 	cost-model cost-model-gpu bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
@@ -269,6 +269,12 @@ zoo-two-way: .venv/ready
 	cargo build
 	rm -rf out/zoo-two-way && mkdir -p out/zoo-two-way
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/two_way.py target/debug/model-analyze out/zoo-two-way --all
+
+# Plans of outside models and of the committed traces against cuts at any of their operators, in two and three stages.
+finer-cuts: .venv/ready
+	cargo build --release
+	mkdir -p out/finer-cuts
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/finer_cuts.py target/release/model-analyze out/finer-cuts --fixtures
 
 PLAN_CASES ?= 10000
 # The planner's property tests on many more random models and clusters than the suite takes.
