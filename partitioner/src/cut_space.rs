@@ -9,9 +9,15 @@ use std::{
 };
 
 use crate::{
-    Problem, Solution, bound::crossing::CrossingBound, dag::cut_states::States,
-    pipeline::cache::PipelineCache, stage::memory_plan::MemoryPlans,
+    Machine, Problem, Solution,
+    bound::crossing::CrossingBound,
+    dag::cut_states::States,
+    pipeline::cache::PipelineCache,
+    stage::{lines::Lines, memo::Memo, memory_plan::MemoryPlans, place::DeviceRuns},
 };
+
+/// Device runs of a machine and of its ideal machine.
+pub(crate) type Runs = (Rc<DeviceRuns>, Rc<DeviceRuns>);
 
 /// The cuts of a model, with memo tables.
 pub struct CutSpace {
@@ -29,6 +35,10 @@ pub struct CutSpace {
     pub(crate) pipelines: PipelineCache,
     /// Memo table of memory plans of stages over the states.
     pub(crate) memory_plans: Rc<MemoryPlans>,
+    /// Orders of blocks that hill climbing goes along, with their states and memory plans.
+    pub(crate) lines: Lines,
+    /// Device runs of each machine and of its ideal machine, by the machine's number.
+    runs: Memo<usize, Runs>,
     /// Ranks and replicas of the last plan found: searched first, so that it prunes others.
     pub(crate) likely: Cell<Option<(usize, usize)>>,
 }
@@ -53,6 +63,8 @@ impl CutSpace {
             crossing_bound: OnceCell::new(),
             pipelines: PipelineCache::default(),
             memory_plans: Rc::default(),
+            lines: Lines::default(),
+            runs: Memo::default(),
             likely: Cell::new(None),
         }
     }
@@ -61,6 +73,11 @@ impl CutSpace {
     pub(crate) fn expect(&self, plan: &Solution) {
         let replicas = plan.stages.first().map_or(1, |stage| stage.run.count);
         self.likely.set(Some((plan.stages.len() / plan.chunks(), replicas)));
+    }
+
+    /// Returns the device runs of a machine and of its ideal machine: thousands of devices make many of them.
+    pub(crate) fn runs(&self, machine: &Machine) -> Runs {
+        self.runs.get(self.pipelines.number(machine, true), Runs::default)
     }
 
     /// Returns the problem's own order.

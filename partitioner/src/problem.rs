@@ -156,6 +156,8 @@ pub struct Training {
     pub sharding_group: Option<u32>,
     /// Whether only stages with more than one sharding group are searched: all others are known.
     pub only_groups: bool,
+    /// Whether only stages with replicas are searched: a single one shares nothing out, and those are known.
+    pub only_replicas: bool,
     /// Whether the planner may choose to shard inside nodes alone.
     pub sharding_inside: bool,
     /// The highest sharding level that the planner may choose.
@@ -242,6 +244,7 @@ impl Default for Training {
             sharding: ShardingLevel::None,
             sharding_group: None,
             only_groups: false,
+            only_replicas: false,
             sharding_inside: false,
             sharding_up_to: ShardingLevel::None,
             recompute: true,

@@ -13,14 +13,17 @@ use crate::{
     grid::{shape::Grid, stage_times::stage_times, step_time::StageTimes},
     pinned::Pinned,
     solution::SolutionStage,
-    stage::{costs::StageCosts, run::of_rank, scorer::Scorer},
+    stage::{costs::StageCosts, memo::Memo, run::of_rank, scorer::Scorer},
 };
 
 /// Most seconds that rounding to whole nanoseconds takes off a transfer.
 const ROUNDING: f64 = 1e-9;
 
-/// A stage, scored and timed.
-type Timed = (SolutionStage, StageTimes);
+/// Where a stage of a prefix ends, and its times.
+type Timed = (usize, StageTimes);
+
+/// Makes a plan of stages with these times, and has it simulated.
+type Finish<'a> = &'a dyn Fn(Vec<SolutionStage>, &[StageTimes]) -> Option<Solution>;
 
 /// A search over all cuts of one grid.
 pub(crate) struct AllCuts<'a> {
@@ -31,7 +34,9 @@ pub(crate) struct AllCuts<'a> {
     /// Costs on the devices of each stage.
     costs: &'a [StageCosts<'a>],
     /// Makes a plan of stages and has it simulated.
-    pub(crate) finish: &'a dyn Fn(Vec<Timed>) -> Option<Solution>,
+    pub(crate) finish: Finish<'a>,
+    /// Times of stages by index and ends; `None` where one does not fit. Most belong to many prefixes.
+    known: Memo<(usize, usize, usize), Option<StageTimes>>,
     /// The best plan so far.
     pub(crate) best: Option<Solution>,
     /// Seconds of a step below which plans are looked for.
@@ -78,7 +83,7 @@ impl<'a> AllCuts<'a> {
         grid: Grid,
         each: usize,
         costs: &'a [StageCosts<'a>],
-        finish: &'a dyn Fn(Vec<Timed>) -> Option<Solution>,
+        finish: Finish<'a>,
     ) -> Self {
         Self {
             scorer,
@@ -86,6 +91,7 @@ impl<'a> AllCuts<'a> {
             each,
             costs,
             finish,
+            known: Memo::default(),
             best: None,
             bound: f64::INFINITY,
             left: 0,
@@ -128,16 +134,13 @@ impl<'a> AllCuts<'a> {
                 return false;
             }
             self.left -= 1;
-            if let Some(found) = (self.finish)(stages.clone())
+            if let Some(found) = self.finished(stages)
                 && self.best.as_ref().is_none_or(|best| found.seconds() < best.seconds())
             {
                 self.best = Some(found);
             }
             return true;
         }
-        let states = self.scorer.states;
-        let all_costs = self.costs;
-        let costs = &all_costs[index];
         for (least_step, end) in self.ends(stages, start, before) {
             if least_step >= self.limit() {
                 break;
@@ -146,15 +149,17 @@ impl<'a> AllCuts<'a> {
             if self.n_scored > self.scorer.problem.training.limits.scored_blocks {
                 return false;
             }
-            let Some(score) = costs.score(start, end) else { continue };
-            let stage = SolutionStage { blocks: states.blocks(start, end), run: costs.place.run, score };
-            let times = stage_times(costs, start, end, &stage);
+            let find = || {
+                let stage = self.stage(index, start, end)?;
+                Some(stage_times(&self.costs[index], start, end, &stage))
+            };
+            let Some(times) = self.known.get((index, start, end), find) else { continue };
             let own = Own { forward: times.there(), compute: times.both() };
             let next = self.beginning(stages, before, start, end, own);
             if next.least_step >= self.limit() {
                 continue;
             }
-            stages.push((stage, times));
+            stages.push((end, times));
             let is_done = self.go(stages, end, next);
             stages.pop();
             if !is_done {
@@ -162,6 +167,22 @@ impl<'a> AllCuts<'a> {
             }
         }
         true
+    }
+
+    /// Scores a stage; `None` where it does not fit.
+    fn stage(&self, index: usize, start: usize, end: usize) -> Option<SolutionStage> {
+        let costs = &self.costs[index];
+        let score = costs.score(start, end)?;
+        Some(SolutionStage { blocks: self.scorer.states.blocks(start, end), run: costs.place.run, score })
+    }
+
+    /// Makes a plan of stages that all fit.
+    fn finished(&self, stages: &[Timed]) -> Option<Solution> {
+        let (ends, times): (Vec<usize>, Vec<StageTimes>) = stages.iter().copied().unzip();
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let scored =
+            starts.zip(&ends).enumerate().map(|(index, (start, end))| self.stage(index, start, *end));
+        (self.finish)(scored.collect::<Option<Vec<SolutionStage>>>()?, &times)
     }
 
     /// Returns ends of the next stage that may lead to a better plan, with the lower bound of each, the least first.

@@ -8,7 +8,11 @@
 //!
 //! Cuts that are given, or made by a rule, are timed as they are. Cost: that of the parts.
 
-use std::{borrow::Cow, cell::Cell, rc::Rc};
+use std::{
+    borrow::Cow,
+    cell::{Cell, OnceCell},
+    rc::Rc,
+};
 
 use schema::Bytes;
 use simulator::order::{Order, Schedule, make_for_costs};
@@ -59,7 +63,8 @@ pub(crate) struct Attempt<'a> {
     each: usize,
     /// Seconds for each micro-batch that a plan must take less than.
     below: f64,
-    order: Order,
+    /// The order of operations: made for grids that no bound prunes.
+    order: OnceCell<Order>,
     rules: Rules,
     places: Places,
     /// Bytes of the devices of each rank.
@@ -81,8 +86,7 @@ impl<'a> Attempt<'a> {
         share: f64,
     ) -> Result<Self, NoGrid> {
         let whole = solver.problem;
-        let cost = average_cost(whole, grid);
-        let order = make_for_costs(grid.schedule, grid.shape(each), cost).map_err(|error| NoGrid {
+        grid.schedule.check(grid.shape(each)).map_err(|error| NoGrid {
             error: PlanError::Schedule { strategy: solver.strategy.name(), reason: error.to_string() },
             lower_bound: f64::INFINITY,
         })?;
@@ -96,8 +100,14 @@ impl<'a> Attempt<'a> {
             devices.min().unwrap_or(0) as f64
         };
         let memory = (0..grid.ranks).map(memory).collect();
-        let has_less = Cell::new(false);
+        let (order, has_less) = (OnceCell::new(), Cell::new(false));
         Ok(Self { solver, problem, grid, each, below, order, rules, places, memory, has_less })
+    }
+
+    fn order(&self) -> &Order {
+        let Self { solver, grid, each, .. } = self;
+        let make = || make_for_costs(grid.schedule, grid.shape(*each), average_cost(solver.problem, *grid));
+        self.order.get_or_init(|| make().expect("the schedule takes the grid"))
     }
 
     /// Finds the best cuts.
@@ -116,7 +126,7 @@ impl<'a> Attempt<'a> {
         let climbed = match given {
             // Given cuts, and cuts made by a rule, prove nothing of other cuts.
             Some(borders) => {
-                timed((&scorer, &self.solver.lines), &self.order, &self.places, &self.natural(), &borders)
+                timed((&scorer, self.solver.lines), self.order(), &self.places, &self.natural(), &borders)
             }
             None => self.climbed(&scorer, &mut lower_bound)?,
         };
@@ -214,7 +224,7 @@ impl<'a> Attempt<'a> {
     /// # Errors
     /// When no plan is below the limit.
     fn climbed(&self, scorer: &Scorer, lower_bound: &mut f64) -> Result<Option<Climbed>, NoGrid> {
-        let Self { solver, problem, grid, order, places, below, .. } = self;
+        let Self { solver, problem, grid, places, below, .. } = self;
         let (whole, n_stages) = (solver.problem, grid.n_stages());
         // No bound where the turn of a V, which crosses no link, would be charged for the fastest one, or where memory is
         // overestimated.
@@ -253,11 +263,11 @@ impl<'a> Attempt<'a> {
         }
         if solver.goal != Goal::Any || seeds.is_empty() {
             let lines = solver.bounds.narrow_orders(*grid, self.each);
-            add_lines(&mut seeds, lines, (scorer, &solver.lines), places, &|scorer| {
+            add_lines(&mut seeds, lines, (scorer, solver.lines), places, &|scorer| {
                 best_pipeline(scorer, self.sharing(), own).map(|found| found.1)
             });
         }
-        Ok(polish((scorer, &solver.lines), order, places, &seeds, solver.n_grids, solver.goal))
+        Ok(polish((scorer, solver.lines), self.order(), places, &seeds, solver.n_grids, solver.goal))
     }
 
     /// Returns a lower bound of the slowest stage's seconds for each micro-batch over all cuts, or `below` if it is not less;
@@ -311,7 +321,7 @@ impl<'a> Attempt<'a> {
         let is_open = grid.chunks > 1 || share < 1.0;
         if is_open && (0..grid.ranks).any(|rank| held(rank) > limits[rank]) {
             let times = share_out((problem, self.rules), *grid, &self.places, &mut stages, &limits)?;
-            time = step_time(&self.order, &times, problem.machine.overlaps)?;
+            time = step_time(self.order(), &times, problem.machine.overlaps)?;
         }
         for (index, stage) in stages.iter_mut().enumerate() {
             stage.run = grid.devices(index);
@@ -387,7 +397,7 @@ impl<'a> Attempt<'a> {
             plan.stages.iter().map(|stage| passes_alone(self.solver.problem, stage)).collect();
         // The simulator rounds to whole nanoseconds.
         let rounding = (3 * self.each + 6 * self.grid.ranks) as f64 * 1e-9;
-        step_time(&self.order, &passes, true)
+        step_time(self.order(), &passes, true)
             .is_some_and(|alone| alone.seconds * (1.0 - 1e-9) - rounding >= most)
     }
 
@@ -399,16 +409,15 @@ impl<'a> Attempt<'a> {
         lower_bound: f64,
     ) -> (Option<Solution>, bool) {
         let Self { solver, problem, grid, .. } = self;
-        let simulate = |stages: Vec<(SolutionStage, StageTimes)>| {
-            let (stages, times): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
-            let time = step_time(&self.order, &times, problem.machine.overlaps)?;
+        let simulate = |stages: Vec<SolutionStage>, times: &[StageTimes]| {
+            let time = step_time(self.order(), times, problem.machine.overlaps)?;
             self.finish(stages, time, lower_bound).filter(|found| found.1).map(|found| found.0)
         };
         let on = |&(run, behind): &(Run, usize)| scorer.on(run, behind).with_tables(false);
         let costs: Vec<StageCosts> = self.places.iter().map(on).collect();
         let mut cuts = AllCuts::new(scorer, *grid, self.each, &costs, &simulate);
         (cuts.best, cuts.bound) = (best, self.limit());
-        let n_ops: usize = self.order.ranks.iter().map(Vec::len).sum();
+        let n_ops: usize = self.order().ranks.iter().map(Vec::len).sum();
         // Offload, and the division of a device's memory among chunks, are chosen by formula, so other choices remain untried.
         let is_alone = grid.chunks == 1 && !self.rules.in_flight.is_upper_bound();
         let is_sure = scorer.is_roomy() || is_alone && !problem.training.offload;

@@ -16,7 +16,7 @@ use crate::{
     },
     pinned::Pinned,
     solution::SolutionStage,
-    stage::{costs::StageCosts, lines::Lines, run::Run, scorer::Scorer},
+    stage::{costs::StageCosts, lines::Lines, memo::Memo, run::Run, scorer::Scorer},
 };
 
 /// Up to this many grids divide the budget of timed passes evenly; with more grids, each still gets this share.
@@ -39,6 +39,12 @@ pub(crate) struct Climbed {
     pub(crate) time: StepTime,
 }
 
+/// Cuts of a line, and the time of their step.
+type Cuts = (Vec<usize>, StepTime);
+
+/// Times of stages over one line, by stage and its ends; `None` where one does not fit. Climbs ask for the same ones again and again.
+type Known = Memo<(usize, usize, usize), Option<StageTimes>>;
+
 /// Finds the best cuts near given ones, or, for `Goal::Any`, the best of the given ones; `None` if none of those fits.
 pub(crate) fn polish(
     (scorer, lines): (&Scorer, &Lines),
@@ -48,24 +54,34 @@ pub(crate) fn polish(
     n_grids: usize,
     goal: Goal,
 ) -> Option<Climbed> {
-    let climb_from = |(line, borders): &Seed, moves: usize| {
-        lines.with(scorer, line, |scorer| climb(scorer, order, places, borders.clone(), moves))
+    let mut timer = Timer::new(order, places.len(), scorer.problem.machine.overlaps);
+    let known: Vec<Known> = seeds.iter().map(|_| Known::default()).collect();
+    let mut climb_from = |(line, borders): &Seed, moves: usize| {
+        let first = seeds.iter().position(|other| other.0 == *line)?;
+        lines.with(scorer, line, |scorer| climb(scorer, (&mut timer, &known[first]), places, borders, moves))
     };
-    let mut found: Vec<(&Seed, Climbed)> =
+    let mut found: Vec<(&Seed, Cuts)> =
         seeds.iter().filter_map(|seed| Some((seed, climb_from(seed, 0)?))).collect();
     // Stable sort: of equally fast seeds, those found by the solver come first.
-    found.sort_by(|a, b| a.1.time.seconds.total_cmp(&b.1.time.seconds));
+    found.sort_by(|a, b| a.1.1.seconds.total_cmp(&b.1.1.seconds));
     let limits = scorer.problem.training.limits;
     found.truncate(limits.moved_cuts);
     if goal != Goal::Any {
-        let n_ops: usize = order.ranks.iter().map(Vec::len).sum();
-        let share = limits.timed_passes / n_ops.max(1) / found.len().max(1) / n_grids.clamp(1, SHARES);
-        for (seed, polished) in &mut found {
-            *polished = climb_from(seed, share.max(1))?;
+        let share =
+            limits.timed_passes / order.n_ops().max(1) / found.len().max(1) / n_grids.clamp(1, SHARES);
+        for index in 0..found.len() {
+            let seed = found[index].0;
+            // Rules and the solver often make the same cuts.
+            let same = found[..index].iter().find(|other| other.0 == seed);
+            found[index].1 = match same {
+                Some((_, same)) => same.clone(),
+                None => climb_from(seed, share.max(1))?,
+            };
         }
     }
-    let found = found.into_iter().map(|(_, polished)| polished);
-    found.min_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds))
+    let ((line, _), (borders, time)) =
+        found.into_iter().min_by(|a, b| a.1.1.seconds.total_cmp(&b.1.1.seconds))?;
+    lines.with(scorer, line, |scorer| staged(scorer, places, &borders, time))
 }
 
 /// Times given cuts as they are; `None` where a stage does not fit.
@@ -76,10 +92,22 @@ pub(crate) fn timed(
     line: &[usize],
     borders: &[usize],
 ) -> Option<Climbed> {
-    lines.with(scorer, line, |scorer| climb(scorer, order, places, borders.to_vec(), 0))
+    let mut timer = Timer::new(order, places.len(), scorer.problem.machine.overlaps);
+    lines.with(scorer, line, |scorer| {
+        let (_, time) = climb(scorer, (&mut timer, &Known::default()), places, borders, 0)?;
+        staged(scorer, places, borders, time)
+    })
 }
 
-type Timed = (SolutionStage, StageTimes);
+/// Scores the stages of cuts that fit.
+fn staged(scorer: &Scorer, places: &Places, borders: &[usize], time: StepTime) -> Option<Climbed> {
+    let stage = |(&(run, behind), ends): (&(Run, usize), &[usize])| {
+        let score = scorer.on(run, behind).score(ends[0], ends[1])?;
+        Some(SolutionStage { blocks: scorer.states.blocks(ends[0], ends[1]), run, score })
+    };
+    let stages = places.iter().zip(borders.windows(2)).map(stage).collect::<Option<Vec<_>>>()?;
+    Some(Climbed { stages, time })
+}
 
 /// Returns low-traffic places on either side of a boundary that moves of a few blocks would not reach: the nearest, and those
 /// behind it with less traffic.
@@ -108,35 +136,34 @@ fn narrow_places(states: &States, borders: &[usize], border: usize) -> Vec<usize
 
 fn climb(
     scorer: &Scorer,
-    order: &Order,
+    (timer, known): (&mut Timer, &Known),
     places: &Places,
-    mut borders: Vec<usize>,
+    borders: &[usize],
     mut left: usize,
-) -> Option<Climbed> {
-    let overlaps = scorer.problem.machine.overlaps;
+) -> Option<Cuts> {
+    let mut borders = borders.to_vec();
     let pinned = Pinned::new(scorer.problem, scorer.states, places.iter().map(|place| place.0));
     let costs: Vec<StageCosts> = places.iter().map(|&(run, behind)| scorer.on(run, behind)).collect();
-    let stage = |borders: &[usize], index: usize| -> Option<Timed> {
-        let (start, end) = (borders[index], borders[index + 1]);
+    let find = |index: usize, start: usize, end: usize| -> Option<StageTimes> {
         if !pinned.allows(index, start, end) {
             return None;
         }
         let score = costs[index].score(start, end)?;
         let stage = SolutionStage { blocks: scorer.states.blocks(start, end), run: places[index].0, score };
-        let times = stage_times(&costs[index], start, end, &stage);
-        Some((stage, times))
+        Some(stage_times(&costs[index], start, end, &stage))
     };
-    let each = order.n_micro_batches() as f64;
+    let stage = |borders: &[usize], index: usize| {
+        let (start, end) = (borders[index], borders[index + 1]);
+        known.get((index, start, end), || find(index, start, end))
+    };
+    let each = timer.n_micro_batches() as f64;
     let n_stages = places.len();
-    let mut timer = Timer::new(order, n_stages, overlaps);
     // `None` if a lower bound shows that the step is not below `below`.
-    let mut time = |stages: &[Timed], below: f64| {
-        let times: Vec<StageTimes> = stages.iter().map(|stage| stage.1).collect();
-        if timer.least(&times) * (1.0 - 1e-9) >= below { None } else { timer.time(&times, below) }
+    let mut time = |times: &[StageTimes], below: f64| {
+        if timer.least(times) * (1.0 - 1e-9) >= below { None } else { timer.time(times, below) }
     };
-    let mut stages: Vec<Timed> =
-        (0..n_stages).map(|index| stage(&borders, index)).collect::<Option<Vec<Timed>>>()?;
-    let mut best = time(&stages, f64::INFINITY)?;
+    let mut times = (0..n_stages).map(|index| stage(&borders, index)).collect::<Option<Vec<StageTimes>>>()?;
+    let mut best = time(&times, f64::INFINITY)?;
     let mut has_moved = true;
     while has_moved {
         has_moved = false;
@@ -147,10 +174,7 @@ fn climb(
                     continue;
                 }
                 if left == 0 {
-                    return Some(Climbed {
-                        stages: stages.into_iter().map(|stage| stage.0).collect(),
-                        time: best,
-                    });
+                    return Some((borders, best));
                 }
                 left -= 1;
                 // Prune: a stage whose passes alone take as long as the best step.
@@ -168,23 +192,20 @@ fn climb(
                     borders[border] = before;
                     continue;
                 };
-                let old = [
-                    std::mem::replace(&mut stages[border - 1], one),
-                    std::mem::replace(&mut stages[border], other),
-                ];
-                match time(&stages, best.seconds) {
+                let old = [times[border - 1], times[border]];
+                (times[border - 1], times[border]) = (one, other);
+                match time(&times, best.seconds) {
                     Some(found) if found.seconds < best.seconds * (1.0 - 1e-9) => {
                         best = found;
                         has_moved = true;
                     }
                     _ => {
                         borders[border] = before;
-                        let [one, other] = old;
-                        (stages[border - 1], stages[border]) = (one, other);
+                        [times[border - 1], times[border]] = old;
                     }
                 }
             }
         }
     }
-    Some(Climbed { stages: stages.into_iter().map(|stage| stage.0).collect(), time: best })
+    Some((borders, best))
 }

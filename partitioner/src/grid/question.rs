@@ -42,7 +42,7 @@ pub(crate) struct GridSolver<'a> {
     /// flight.
     pub(crate) memory_plans: Rc<MemoryPlans>,
     /// Orders of blocks that seeds of the hill climbing lie in.
-    pub(crate) lines: Lines,
+    pub(crate) lines: &'a Lines,
     /// Device runs of the machine, and of the ideal machine.
     pub(crate) runs: Rc<DeviceRuns>,
     pub(crate) ideal_runs: Rc<DeviceRuns>,

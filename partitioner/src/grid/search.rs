@@ -22,7 +22,7 @@ use crate::{
     },
     pinned::{Pinned, unplaced},
     solution::Solution,
-    stage::{lines::Lines, run::Run},
+    stage::run::Run,
     strategy::{Strategy, row::Search},
 };
 
@@ -121,8 +121,10 @@ fn open_grids(
     bounds: &GridBounds,
 ) -> Result<(Vec<Open>, Option<PlanError>), PlanError> {
     let (mut open, mut refused): (Vec<Open>, Option<PlanError>) = (Vec::new(), None);
+    let training = &problem.training;
     let is_known = |grid: &Grid| {
-        problem.training.only_groups && problem.training.sharers(grid.replicas) == grid.replicas
+        training.only_groups && training.sharers(grid.replicas) == grid.replicas
+            || training.only_replicas && grid.replicas == 1
     };
     for grid in grids(problem, strategy)?.into_iter().filter(|grid| !is_known(grid)) {
         match grid.micro_batches(problem) {
@@ -177,6 +179,7 @@ pub(crate) fn synchronous(
     }
     let mut best: Option<Solution> = None;
     let (mut bound, mut least) = (untried, untried);
+    let (runs, ideal_runs) = cut_space.runs(&problem.machine);
     let solver = GridSolver {
         problem,
         states,
@@ -188,9 +191,9 @@ pub(crate) fn synchronous(
         n_grids: open.len(),
         spent: Cell::new(0),
         memory_plans: if strategy.is_rule() { Rc::default() } else { Rc::clone(&cut_space.memory_plans) },
-        lines: Lines::default(),
-        runs: Rc::default(),
-        ideal_runs: Rc::default(),
+        lines: &cut_space.lines,
+        runs,
+        ideal_runs,
         is_uniform: problem.machine.is_uniform() && !problem.has_device_pins(),
         ideal: OnceCell::new(),
     };

@@ -69,18 +69,13 @@ impl PipelineCache {
         let Sharing::Equal { stages, replicas, .. } = sharing else {
             return best_pipeline(scorer, sharing, bound);
         };
-        // Leaves out fields that matter only through the micro-batches in flight.
-        let training = Training {
-            micro_batches: MicroBatches::Enough,
-            most_micro_batches: u32::MAX,
-            stages: None,
-            only_groups: false,
-            ..scorer.problem.training
-        };
-        let training = self.trainings.of(|other| *other == training, || training);
+        let own = &scorer.problem.training;
+        let number = |training: Training| self.trainings.of(|other| *other == training, || training);
+        // Without a memory limit it does not matter what replicas share out or what is recomputed.
+        let training = number(Training { host_overhead: own.host_overhead, ..Training::default() });
         let neighbours = scorer.rules.neighbours;
-        let machine = self.number(&scorer.problem.machine, false);
-        let question = Question { machine, training, sharing, neighbours, memory: None };
+        let machines = scorer.runs.machine(|with_memory| self.number(&scorer.problem.machine, with_memory));
+        let question = Question { machine: machines[0], training, sharing, neighbours, memory: None };
         let roomy = self.ask(question.clone(), bound, || best_without_limit(scorer, sharing, bound))?;
         if scorer.is_roomy() {
             return Some(roomy);
@@ -91,13 +86,21 @@ impl PipelineCache {
             in_flight: (1..=stages).map(|layer| in_flight.count(replicas, layer * replicas)).collect(),
             is_split: in_flight.is_split(),
         };
-        let machine = self.number(&scorer.problem.machine, true);
-        let question = Question { machine, memory: Some(memory), ..question };
+        // Leaves out fields that matter only through the micro-batches in flight.
+        let training = number(Training {
+            micro_batches: MicroBatches::Enough,
+            most_micro_batches: u32::MAX,
+            stages: None,
+            only_groups: false,
+            only_replicas: false,
+            ..*own
+        });
+        let question = Question { machine: machines[1], training, memory: Some(memory), ..question };
         self.ask(question, bound, || best_within_memory(scorer, sharing, roomy.0.max(least), bound))
     }
 
     /// Returns the number of a machine, among those that differ with or without their memory.
-    fn number(&self, machine: &Machine, with_memory: bool) -> usize {
+    pub(crate) fn number(&self, machine: &Machine, with_memory: bool) -> usize {
         let is_same = |other: &Machine| is_alike(machine, other, with_memory);
         self.machines[usize::from(with_memory)].of(is_same, || machine.clone())
     }

@@ -116,6 +116,8 @@ fn at_level(
         None => candidates(problem).collect(),
     };
     strategies.retain(|strategy| strategy.row().has_replicas);
+    // The plan to beat is the best of all, among them those without replicas.
+    problem.training.only_replicas = to_beat.is_some();
     let to_beat = to_beat.map(|plan| plan.seconds_each() * (1.0 - WORTH));
     let mut found: Vec<Solution> = Vec::new();
     let mut least = f64::INFINITY;
@@ -140,7 +142,7 @@ fn at_level(
         }
         found.extend(best);
     }
-    problem.training.only_groups = false;
+    (problem.training.only_groups, problem.training.only_replicas) = (false, false);
     let fastest = found.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
     let Some(mut plan) = found.into_iter().find(|plan| plan.seconds_each() <= ENOUGH * fastest) else {
         return (None, least);

@@ -1,13 +1,18 @@
 //! The memo table of the planner: results of a function by its arguments.
 //!
 //! For functions that a search calls with a few of far too many arguments to fill a table beforehand. Behind a `RefCell`, so that
-//! a search that only borrows its problem can fill it. A hash map: O(1) a look-up; a full table is emptied.
+//! a search that only borrows its problem can fill it. A hash map: O(1) a look-up; a full table is emptied. Keys are mostly numbers and
+//! looked up by the million, so that the standard library's hash, which withstands chosen keys, would take longer than the search.
 
-use std::{cell::RefCell, collections::HashMap, hash::Hash};
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hash, Hasher},
+};
 
 /// Results by arguments.
 pub(crate) struct Memo<K, V> {
-    results: RefCell<HashMap<K, V>>,
+    results: RefCell<HashMap<K, V, BuildHasherDefault<Words>>>,
     /// The most results that are kept.
     most: usize,
 }
@@ -47,6 +52,47 @@ impl<K: Eq + Hash, V: Clone> Memo<K, V> {
 impl<K: Eq + Hash, V: Clone> Default for Memo<K, V> {
     fn default() -> Self {
         Self::with_most(usize::MAX)
+    }
+}
+
+/// The hash of rustc's own tables: a product and a sum for each word.
+#[derive(Default)]
+struct Words(u64);
+
+impl Words {
+    fn add(&mut self, word: u64) {
+        self.0 = (self.0.wrapping_add(word)).wrapping_mul(0xf135_7aea_2e62_a9c5);
+    }
+}
+
+impl Hasher for Words {
+    fn write(&mut self, bytes: &[u8]) {
+        for word in bytes.chunks(8) {
+            let mut whole = [0; 8];
+            whole[..word.len()].copy_from_slice(word);
+            self.add(u64::from_le_bytes(whole));
+        }
+    }
+
+    fn write_u8(&mut self, word: u8) {
+        self.add(word.into());
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.add(word.into());
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.add(word);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.add(word as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        // Products mix upwards, and tables look at the lowest bits first.
+        self.0.rotate_left(26)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a device run gives each stage on it: speed, memory, links, the group that sums gradients.
 
-use std::rc::Rc;
+use std::{cell::OnceCell, rc::Rc};
 
 use crate::{
     problem::{Machine, MachineLevel},
@@ -49,7 +49,13 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn new(machine: &Machine, neighbours: Neighbours, run: Run) -> Self {
+    /// `fastest` gives the groups of which the fastest sums gradients, if the neighbours are not known.
+    fn new(
+        machine: &Machine,
+        neighbours: Neighbours,
+        run: Run,
+        fastest: impl FnOnce() -> Vec<Group>,
+    ) -> Self {
         let devices: Vec<usize> = run.devices().collect();
         let least = |field: &dyn Fn(&crate::MachineDevice) -> f64| {
             devices.iter().map(|&device| field(&machine.devices[device])).fold(f64::INFINITY, f64::min)
@@ -61,7 +67,7 @@ impl Place {
             host: least(&|device| device.host_bandwidth.0),
             memory_bandwidth: machine.devices[run.first].memory_bandwidth.0,
             groups: match neighbours {
-                Neighbours::Fastest => Group::fastest(machine, run.count),
+                Neighbours::Fastest => fastest(),
                 _ => Group::of(machine, &devices).into_iter().collect(),
             },
             wires: wires(machine, neighbours, run),
@@ -101,13 +107,23 @@ impl Place {
 #[derive(Default)]
 pub(crate) struct DeviceRuns {
     places: Memo<Run, Rc<Place>>,
+    /// The fastest groups of as many devices: each takes a look at all nodes.
+    fastest: Memo<usize, Vec<Group>>,
     kinds: Numbers<Rc<Place>>,
+    /// Numbers of the machine without its memory, and with it: thousands of devices take long to compare.
+    machine: OnceCell<[usize; 2]>,
 }
 
 impl DeviceRuns {
     /// Returns the place of a device run.
     pub(crate) fn place(&self, machine: &Machine, neighbours: Neighbours, run: Run) -> Rc<Place> {
-        self.places.get(run, || Rc::new(Place::new(machine, neighbours, run)))
+        let fastest = || self.fastest.get(run.count, || Group::fastest(machine, run.count));
+        self.places.get(run, || Rc::new(Place::new(machine, neighbours, run, fastest)))
+    }
+
+    /// Returns the numbers of the machine without its memory, and with it, among those that were asked about.
+    pub(crate) fn machine(&self, number: impl Fn(bool) -> usize) -> [usize; 2] {
+        *self.machine.get_or_init(|| [false, true].map(number))
     }
 
     /// Returns a number that is equal for places on which every stage costs the same.
