@@ -122,6 +122,39 @@ class Decoder(nn.Module):
 "#;
 
 /// The same with whole weights: two samples of six positions go to three devices by positions, which attention alone looks across.
+/// Replicas of shared layers share out their state as `split` is asked to; what `train.py` refuses is said when it is written.
+#[test]
+fn replicas_of_shared_layers_share_out_their_state() {
+    let place = tempfile::tempdir().unwrap();
+    let model = root().join("fixtures/traces/gpt2_tiny.pt");
+    let asked = [
+        "--devices",
+        "4xh100",
+        "--tensor-parallel",
+        "2",
+        "--strategy",
+        "data-parallel",
+        "--micro-batches",
+        "4",
+    ];
+    for (level, refused) in [("zero2", ""), ("zero3", "train.py refuses zero3 where devices share layers")] {
+        let out = place.path().join(level);
+        let more = ["--sharding", level, "-o", out.to_str().unwrap()];
+        let (is_split, said) =
+            command(&[&["split", model.to_str().unwrap()][..], &asked[..], &more[..]].concat());
+        assert!(is_split && said.contains(&format!("each layer on 2 devices sharded by {level}")), "{said}");
+        assert_eq!(said.contains("train.py refuses"), !refused.is_empty(), "{said}");
+        assert!(said.contains(refused), "{said}");
+        let (is_same, said) = check(&out, &[]);
+        let told = if refused.is_empty() {
+            "on 4 ranks"
+        } else {
+            "--sharding zero3 cannot be combined with --shards 2"
+        };
+        assert!(is_same == refused.is_empty() && said.contains(told), "{said}");
+    }
+}
+
 #[test]
 fn sequences_in_parts_train_as_whole_ones() {
     let place = tempfile::tempdir().unwrap();

@@ -41,6 +41,7 @@ pub fn extras(
         }
         notes.extend(unexecuted(plan));
         notes.extend(refused_beside_a_copy(plan));
+        notes.extend(refused_beside_shards(plan));
         if !has_python && slices(plan).is_some() {
             notes.push(
                 "train.py does not send gradients of archives in slices: they go in buckets, as they are ready; times differ from the plan's"
@@ -189,7 +190,7 @@ fn copies(plan: &Plan) -> usize {
 
 /// Reports the part of a plan that train.py refuses when a second copy of the model runs.
 fn refused_beside_a_copy(plan: &Plan) -> Option<String> {
-    let sharding = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
+    let sharding = sharding(plan);
     let what = match () {
         () if copies(plan) == 1 => return None,
         () if sharding != ShardingLevel::None => "sharding",
@@ -197,6 +198,25 @@ fn refused_beside_a_copy(plan: &Plan) -> Option<String> {
         () => return None,
     };
     Some(format!("train.py refuses {what} under {}, which runs two copies of the model", plan.schedule))
+}
+
+/// Reports the sharding level of a plan that train.py refuses where devices share layers.
+fn refused_beside_shards(plan: &Plan) -> Option<String> {
+    let (level, is_on_first) = (sharding(plan), plan.cuts.values().any(|cut| cut.on_first));
+    if !plan.stages.iter().any(|stage| stage.tensor_parallel.is_some()) || level == ShardingLevel::None {
+        return None;
+    }
+    let place = match () {
+        () if level > CARRIED_OUT_SHARED => "where devices share layers",
+        () if is_on_first => "where the first device has parameters alone",
+        () => return None,
+    };
+    Some(format!("train.py refuses {} {place}", level.name()))
+}
+
+/// Returns what a plan's replicas share out.
+fn sharding(plan: &Plan) -> ShardingLevel {
+    plan.execution.and_then(|execution| execution.sharding).unwrap_or_default()
 }
 
 /// Returns the number of parallel pipelines: replicas of each rank, and copies of the model in opposite directions.
@@ -220,7 +240,7 @@ fn shares_parameters(pipeline: &Pipeline) -> bool {
 /// Returns why train.py cannot keep several weight versions of a plan.
 fn needs_a_flush(plan: &Plan, is_tied: bool, groups: &[usize], has_python: bool) -> Option<&'static str> {
     let ranks = groups.len();
-    let sharding = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
+    let sharding = sharding(plan);
     let is_in_step = plan.execution.and_then(|execution| execution.vertical_sync) == Some(true);
     if is_tied {
         Some("stages with updates at different times share a parameter")
@@ -242,6 +262,7 @@ pub fn not_carried_out(plan: &Plan) -> Vec<String> {
     let groups = replicas_of_ranks(Some(plan), &plan.ranks());
     let mut reasons = unexecuted(plan);
     reasons.extend(refused_beside_a_copy(plan));
+    reasons.extend(refused_beside_shards(plan));
     if is_without_flush(&plan.schedule) {
         // Whether stages share a parameter is known only when they are written.
         let reason = needs_a_flush(plan, false, &groups, true);
@@ -263,14 +284,6 @@ pub fn not_carried_out(plan: &Plan) -> Vec<String> {
     let is_shared = plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
     if is_shared && groups.windows(2).any(|pair| pair[0] != pair[1]) {
         reasons.push("train.py needs the same number of replicas for every shared stage".into());
-    }
-    let level = plan.execution.and_then(|execution| execution.sharding).unwrap_or_default();
-    if is_shared && level > CARRIED_OUT_SHARED {
-        reasons.push(format!("train.py refuses {} where devices share layers", level.name()));
-    }
-    if is_shared && level != ShardingLevel::None && plan.cuts.values().any(|cut| cut.on_first) {
-        reasons
-            .push(format!("train.py refuses {} where the first device has parameters alone", level.name()));
     }
     reasons
 }

@@ -295,9 +295,4 @@ def cut_part(sizes, shard, dim, blocks, values):
     """
     if blocks == 0:
         return values if shard.rank == 0 else None
-    length, boxes = values.shape[dim] // blocks, []
-    for block in range(blocks):
-        begin = [0] * values.dim()
-        begin[dim] = (block * shard.size + shard.rank) * length
-        boxes.append((begin, values.narrow(dim, block * length, length)))
-    return Part(sizes, boxes)
+    return moved_part(sizes, shard, dim, blocks, Part(values.shape, [([0] * values.dim(), values)]))
