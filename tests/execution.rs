@@ -2,7 +2,7 @@
 //!
 //! `replicas-2.yaml` is one stage on two replicas joined by 10 GB/s without latency, a micro-batch each: forward 20 ms,
 //! backward 40 ms, gradients of the back layer (160 MB) after 20 ms of it, of the front layer (40 MB) at its end,
-//! optimizer 1.4 ms. Every expected figure below follows from that in one line.
+//! optimizer 1.4 ms, adding a micro-batch's gradients to those before it 0.6 ms. Every expected figure below follows from that in one line.
 
 use std::{fs, path::Path};
 
@@ -179,10 +179,10 @@ fn offload_modes() {
         let flags = [&[plan.as_str(), "--offload-share", "0.5"], flags].concat();
         milliseconds(&json(&flags), "step_seconds")
     };
-    let busy = 4.0 * 60.0 + 4.0 + 1.4;
+    let busy = 4.0 * 60.0 + 3.0 * 0.6 + 4.0 + 1.4;
     assert!((step(&["--offload", "naive"]) - (busy + 4.0 * 200.0)).abs() < 1e-3);
     assert!((step(&["--offload", "pinned"]) - (busy + 4.0 * 100.0)).abs() < 1e-3);
-    assert!((step(&["--prefetch", "4"]) - (20.0 + 4.0 * 50.0 + 50.0 + 40.0 + 4.0 + 1.4)).abs() < 1e-3);
+    assert!((step(&["--prefetch", "4"]) - (20.0 + 4.0 * 50.0 + 50.0 + 40.0 + 0.6 + 4.0 + 1.4)).abs() < 1e-3);
     let by_depth = ["1", "2", "3", "4"].map(|depth| step(&["--prefetch", depth]));
     assert!(by_depth.windows(2).all(|pair| pair[0] >= pair[1]), "{by_depth:?}");
     assert!(by_depth[0] < step(&["--offload", "pinned"]));
@@ -192,8 +192,9 @@ fn offload_modes() {
 #[test]
 fn tensor_parallelism() {
     // Both devices do each of the two micro-batches: half of the time, and all-reduces that are waited for. The front
-    // block exchanges 30 MB twice in a pass, the back block 10 MB twice: 8 ms a pass. Half of the parameters to update.
-    check(&["--tensor-parallel", "2"], 2.0 * (10.0 + 20.0 + 2.0 * 8.0) + 0.7);
+    // block exchanges 30 MB twice in a pass, the back block 10 MB twice: 8 ms a pass. Half of the parameters to update,
+    // and of the gradients to add up once.
+    check(&["--tensor-parallel", "2"], 2.0 * (10.0 + 20.0 + 2.0 * 8.0) + 0.3 + 0.7);
     check(&["--tensor-parallel", "1"], 60.0 + 4.0 + 1.4);
     let uses = ["parameters", "gradients", "optimizer"].map(|name| bytes(&["--tensor-parallel", "2"], name));
     assert_eq!(uses, [100_000_000, 100_000_000, 200_000_000]);
@@ -203,7 +204,7 @@ fn tensor_parallelism() {
         with("  layers:\n", "  tensor_parallel: {degree: 2, all_reduce: 5000000, per_pass: 4}\n  layers:\n");
     let answer = json(&[&plan]);
     // 4 all-reduces of 5 MB, 0.5 ms each, in each of the two passes of a micro-batch.
-    assert!((milliseconds(&answer, "step_seconds") - (2.0 * (60.0 + 2.0 * 2.0) + 1.4)).abs() < 1e-4);
+    assert!((milliseconds(&answer, "step_seconds") - (2.0 * (60.0 + 2.0 * 2.0) + 0.6 + 1.4)).abs() < 1e-4);
     fails(&[&plan, "--tensor-parallel", "2"], "the plan says already which devices cut it");
 }
 

@@ -213,6 +213,12 @@ impl Training {
         3.0 + 2.0 * self.optimizer_factor
     }
 
+    /// Bytes that adding a micro-batch's gradients to those before it touches for each byte of parameters; 0 for inference.
+    pub(crate) fn accumulated(&self) -> f64 {
+        let accesses = schema::ACCUMULATION_ACCESSES as f64 * self.gradient_factor;
+        if self.inference.is_some() { 0.0 } else { accesses }
+    }
+
     /// Returns the number of replicas that share out together.
     pub(crate) fn sharers(&self, replicas: usize) -> usize {
         let group = self.sharding_group.map(|group| group as usize);
@@ -384,6 +390,17 @@ impl Problem {
     /// once more.
     pub(crate) fn host_of_two(&self) -> f64 {
         2.0 * self.training.host_overhead.0
+    }
+
+    /// The most seconds that a stage takes less for the first micro-batch of a step, whose gradients are added to none.
+    pub(crate) fn accumulation(&self) -> f64 {
+        self.parameters() * self.least_accumulation()
+    }
+
+    /// Seconds of adding gradients up for each byte of parameters, on the device with the fastest memory.
+    pub(crate) fn least_accumulation(&self) -> f64 {
+        let bandwidths = self.machine.devices.iter().map(|device| device.memory_bandwidth.0);
+        self.training.accumulated() / bandwidths.fold(0.0, f64::max)
     }
 
     /// Returns the bytes of all parameters, tied ones once.

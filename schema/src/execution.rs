@@ -6,6 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Seconds};
 
+/// Accesses to each byte of gradients in adding a micro-batch's to those before it: both are read, the sum is written. The first
+/// micro-batch after an update adds to none: autograd keeps what it made.
+pub const ACCUMULATION_ACCESSES: u64 = 3;
+
 /// Default bytes of gradients that replicas sum at once: the bucket of PyTorch's DDP.
 pub const BUCKET: Bytes = Bytes(25 << 20);
 

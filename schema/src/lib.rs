@@ -73,7 +73,8 @@ pub use executed::{
     VerifiedExchange, VerifiedForm, VerifiedShards,
 };
 pub use execution::{
-    BUCKET, CollectiveKind, Execution, LayerCost, OffloadMode, ShardingLevel, SyncOrder, TensorParallel,
+    ACCUMULATION_ACCESSES, BUCKET, CollectiveKind, Execution, LayerCost, OffloadMode, ShardingLevel,
+    SyncOrder, TensorParallel,
 };
 pub use fit_answer::{FitAnswer, FitGroup, FittedCollective, FittedLinks};
 pub use graph::{GRAPH_VERSION, GraphBlock, GraphDocument, GraphEdge, GraphOperator, GraphTensor};

@@ -355,15 +355,24 @@ impl<'a> Builder<'a> {
     /// Returns the time of an operation's kernels, host overhead not included.
     fn kernel_time(&self, program: usize, op: Op) -> u64 {
         let stage = &self.workload.stages[self.model_stage(op.stage)];
+        let weight_gradient = || stage.weight_gradient.saturating_add(self.accumulation(program, op));
         let kernels = match op.kind {
             Kind::Forward => stage.forward,
             Kind::InputGradient => stage.recompute.saturating_add(stage.input_gradient),
-            Kind::WeightGradient => stage.weight_gradient,
+            Kind::WeightGradient => weight_gradient(),
             Kind::Backward => {
-                stage.recompute.saturating_add(stage.input_gradient).saturating_add(stage.weight_gradient)
+                stage.recompute.saturating_add(stage.input_gradient).saturating_add(weight_gradient())
             }
         };
         scaled(kernels, self.device(program).speed)
+    }
+
+    /// Returns the time of adding a pass's gradients to those that its program has made since the last update; none where it has
+    /// made none.
+    fn accumulation(&self, program: usize, op: Op) -> u64 {
+        let stage = self.model_stage(op.stage);
+        let has_gradients = self.last_gradient[program].iter().any(|(other, _)| *other == stage);
+        if has_gradients { self.workload.stages[stage].accumulation } else { 0 }
     }
 
     fn compute(&mut self, program: usize, op: Op, partner: Option<Op>) -> Result<(), SimulateError> {

@@ -146,7 +146,8 @@ fn step(
         // Nobody adds gradients up.
         ties.clear();
         for stage in &mut stages {
-            (stage.memory.gradients, stage.memory.optimizer, stage.optimizer_step) = (0, 0, 0);
+            (stage.memory.gradients, stage.memory.optimizer) = (0, 0);
+            (stage.optimizer_step, stage.accumulation) = (0, 0);
         }
     }
     for (stage, kept) in stages.iter_mut().zip(&kept) {
@@ -230,7 +231,7 @@ fn average_cost(stages: &[Stage], machine: &Machine, rank_devices: &[Vec<usize>]
     Cost {
         forward: average(|stage| stage.forward),
         input_gradient: average(|stage| stage.recompute + stage.input_gradient),
-        weight_gradient: average(|stage| stage.weight_gradient),
+        weight_gradient: average(|stage| stage.weight_gradient + stage.accumulation),
         hop: neighbours.map(|link| link.latency).max().unwrap_or(0),
     }
 }

@@ -1,6 +1,6 @@
 //! What happens when: the answer of a simulation, before it becomes a text or a picture.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     build::{build, build_steps},
@@ -168,10 +168,11 @@ fn timeline(workload: &Workload, machine: &Machine, step: StepGraph, times: Time
     let n_programs = workload.devices.len();
     let mut programs = vec![ProgramTime::default(); n_programs];
     let mut spans = vec![(u64::MAX, 0_u64); n_programs];
+    let mut with_gradients = BTreeSet::new();
     for (id, task) in tasks.iter().enumerate() {
         let program = task.label.program;
         if task.label.stream == Stream::Compute || matches!(task.label.work, Work::AllReduce { .. }) {
-            account(&mut programs[program], workload, machine, task);
+            account(&mut programs[program], (workload, machine), task, &mut with_gradients);
         }
         let others = members.get(&(id as TaskId)).into_iter().flatten().copied();
         for program in others.chain([program]) {
@@ -206,18 +207,28 @@ fn starts(graph: &EventGraph, ends: &[u64]) -> Vec<u64> {
     (0..graph.len()).map(start).collect()
 }
 
-/// Divides a task's time among the parts of its program.
-fn account(time: &mut ProgramTime, workload: &Workload, machine: &Machine, task: &Task) {
+/// Divides a task's time among the parts of its program. `with_gradients` are the programs and stages that have made gradients
+/// since their last update.
+fn account(
+    time: &mut ProgramTime,
+    (workload, machine): (&Workload, &Machine),
+    task: &Task,
+    with_gradients: &mut BTreeSet<(usize, usize)>,
+) {
     let total = task.end - task.start;
+    let program = task.label.program;
     match task.label.work {
         Work::Compute { op, partner } => {
-            let device = &machine.devices[workload.devices[task.label.program]];
+            let device = &machine.devices[workload.devices[program]];
             let both = std::iter::once(op).chain(partner);
             let host = both.map(|op| device.host_time(op)).fold(0, u64::saturating_add).min(total);
             time.host += host;
             let mut left = total - host;
             for op in std::iter::once(op).chain(partner) {
-                let stage = &workload.stages[op.stage as usize % workload.stages.len()];
+                let at = op.stage as usize % workload.stages.len();
+                let stage = &workload.stages[at];
+                let is_first = op.kind.frees_activations() && with_gradients.insert((program, at));
+                let weight_gradient = stage.weight_gradient + if is_first { 0 } else { stage.accumulation };
                 let scale = |value: u64| crate::machine::scaled(value, device.speed);
                 let mut take = |part: u64| {
                     let part = part.min(left);
@@ -230,17 +241,20 @@ fn account(time: &mut ProgramTime, workload: &Workload, machine: &Machine, task:
                         time.recompute += take(scale(stage.recompute));
                         time.backward += take(scale(stage.input_gradient));
                     }
-                    Kind::WeightGradient => time.backward += take(scale(stage.weight_gradient)),
+                    Kind::WeightGradient => time.backward += take(scale(weight_gradient)),
                     Kind::Backward => {
                         time.recompute += take(scale(stage.recompute));
-                        time.backward += take(scale(stage.input_gradient + stage.weight_gradient));
+                        time.backward += take(scale(stage.input_gradient + weight_gradient));
                     }
                 }
             }
             // The rest is the slowdown of kernels by collectives beside them.
             time.collective += left;
         }
-        Work::Optimizer => time.optimizer += total,
+        Work::Optimizer => {
+            time.optimizer += total;
+            with_gradients.retain(|(of, _)| *of != program);
+        }
         Work::Transfer { .. } | Work::Copy { .. } => time.copy += total,
         Work::Reduce { .. } | Work::Gather { .. } | Work::Scatter { .. } | Work::AllReduce { .. } => {
             time.collective += total;

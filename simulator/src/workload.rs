@@ -43,6 +43,9 @@ pub struct Stage {
     pub input_gradient: u64,
     /// Time of the parameters' gradient.
     pub weight_gradient: u64,
+    /// Time of adding a micro-batch's gradients to those before it: on a program, in each pass that makes gradients of the stage's
+    /// parameters but the first of an update.
+    pub accumulation: u64,
     /// Time of recomputation in the backward pass.
     pub recompute: u64,
     /// Time of the optimizer's step, once a step.

@@ -10,12 +10,14 @@ use simulator::{
     simulate, step_time,
 };
 
-/// A chain of stages, forward 10 ns, backward 20 ns, optimizer 3 ns, 40 bytes of everything, over links of a byte a
-/// nanosecond: a ring of two sums 40 bytes in 40 ns.
+/// A chain of stages, forward 10 ns, backward 20 ns, adding gradients to earlier ones 5 ns, optimizer 3 ns, 40 bytes of everything,
+/// over links of a byte a nanosecond: a ring of two sums 40 bytes in 40 ns.
 fn chain(replicas: &[u32], micro_batches: u32, updates: Updates) -> (Workload, Order, Machine) {
     let n: u32 = replicas.iter().sum();
     let memory = StageMemory { parameters: 40, gradients: 40, optimizer: 40, ..StageMemory::default() };
-    let stage = Stage { forward: 10, weight_gradient: 20, optimizer_step: 3, memory, ..Stage::default() };
+    let (accumulation, optimizer_step) = (5, 3);
+    let stage =
+        Stage { forward: 10, weight_gradient: 20, accumulation, optimizer_step, memory, ..Stage::default() };
     let workload = Workload {
         stages: vec![stage; replicas.len()],
         devices: (0..n as usize).collect(),
@@ -48,11 +50,12 @@ fn pipedream_agrees_and_steps_after_one_micro_batch_of_each_replica() {
 #[test]
 fn two_bw_agrees_and_steps_once_a_period() {
     let period = |period| Updates::DoubleBuffered { period };
-    check(&[2], 8, period(8), 4 * 30 + 40 + 3);
-    check(&[2], 8, period(4), 2 * (2 * 30 + 40 + 3));
+    // Of a replica's micro-batches of a period, all but the first add their gradients to those before.
+    check(&[2], 8, period(8), 4 * 30 + 3 * 5 + 40 + 3);
+    check(&[2], 8, period(4), 2 * (2 * 30 + 5 + 40 + 3));
     check(&[2], 8, period(2), 4 * (30 + 40 + 3));
-    check(&[1], 6, period(3), 6 * 30 + 2 * 3);
-    check(&[1], 7, period(3), 7 * 30 + 3 * 3);
+    check(&[1], 6, period(3), 6 * 30 + 4 * 5 + 2 * 3);
+    check(&[1], 7, period(3), 7 * 30 + 4 * 5 + 3 * 3);
 }
 
 /// The first 10 bytes exist after a quarter of the backward pass, at 15, and are summed at 25; the other 30 exist at its
@@ -117,6 +120,7 @@ fn ties_take_a_device_s_own_time_where_nothing_is_beside_it() {
             let (mut workload, order, mut machine) = chain(replicas, micro_batches, updates);
             workload.ties = vec![Tie { stages: vec![0, replicas.len() - 1], bytes: 40 }];
             machine.sends = Sends::Blocking;
+            workload.stages.iter_mut().for_each(|stage| stage.accumulation = 0);
             step_time(&workload, &order, &machine).unwrap()
         };
         (time(48) - time(36)) as f64 / 12.0

@@ -119,6 +119,7 @@ impl Case {
                 forward,
                 input_gradient: backward / 2,
                 weight_gradient: backward - backward / 2,
+                accumulation: 3 * kilobytes,
                 optimizer_step: 7 * kilobytes,
                 memory: StageMemory {
                     parameters,
@@ -292,4 +293,34 @@ proptest! {
             prop_assert_eq!(saved, timeline.step as i64 - step as i64, "{:?}", part);
         }
     }
+}
+
+/// Under every schedule a program adds the gradients of all passes of a stage but the first to those before them.
+#[test]
+fn gradients_of_all_passes_but_the_first_are_added_up() {
+    let cost = simulator::Cost { forward: 100, input_gradient: 90, weight_gradient: 80, hop: 0 };
+    let mut n_schedules = 0;
+    for schedule in order::ALL {
+        let shape = |chunks| order::Shape { ranks: 4, chunks, micro_batches: 8 };
+        let Some(order) =
+            [1, 2].into_iter().find_map(|n| order::make_for_costs(schedule, shape(n), cost).ok())
+        else {
+            continue;
+        };
+        let mut workload = Workload::uniform(order.chain as usize, order.ranks.len(), &cost);
+        workload.stages.iter_mut().for_each(|stage| stage.accumulation = 7);
+        let machine = Machine::uniform(order.ranks.len(), Link { latency: 0, bandwidth: 1e9 });
+        let timeline = simulate(&workload, &order, &machine).unwrap();
+        for (program, ops) in order.ranks.iter().enumerate() {
+            let mut passes: BTreeMap<u32, u64> = BTreeMap::new();
+            for op in ops.iter().filter(|op| op.kind.frees_activations()) {
+                *passes.entry(op.stage % order.chain).or_default() += 1;
+            }
+            let backward = passes.values().map(|n| n * (90 + 80) + (n - 1) * 7).sum::<u64>();
+            assert_eq!(timeline.programs[program].backward, backward, "{schedule:?}, program {program}");
+            assert_eq!(timeline.programs[program].collective, 0);
+        }
+        n_schedules += 1;
+    }
+    assert!(n_schedules > 12, "{n_schedules}");
 }

@@ -470,6 +470,8 @@ mod tests {
             let ranks = 2 + dice.below(3.min(n_blocks as u64 - 2)) as usize;
             let mut problem = problem(&mut dice, n_blocks, ranks, false, true);
             problem.machine.overlaps = dice.below(4) > 0;
+            // The bound does not know what adding gradients up takes.
+            problem.machine.devices.iter_mut().for_each(|device| device.memory_bandwidth.0 = 1e3);
             let wanted = 1 + dice.below(12) as usize;
             // With little memory, cuts whose stages do not fit do not count.
             if dice.flip() {

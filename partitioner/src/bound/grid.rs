@@ -22,15 +22,17 @@ use crate::{
 /// Lower bounds of grids over all cuts and all choices of devices.
 pub(crate) struct GridBounds<'a> {
     problem: &'a Problem,
-    /// Work and forward work before each state, where all are known.
-    work_before: Vec<(f64, f64)>,
+    /// Work and forward work before each state, where all are known: without adding gradients up, and with it.
+    work_before: [Vec<(f64, f64)>; 2],
     /// Most bytes that cross a cut one way.
     widest: f64,
     /// Seconds of one micro-batch on the fastest device.
     total: f64,
     /// The same without the weight gradients.
     there_and_back: f64,
-    /// The same of the forward pass alone.
+    /// Seconds of adding up all gradients once on the device with the fastest memory, tied ones left out.
+    accumulation: f64,
+    /// Seconds of one micro-batch's forward pass on the fastest device.
     forward: f64,
     /// Running sums of the devices' speeds, the fastest first.
     power: Vec<f64>,
@@ -57,7 +59,14 @@ impl<'a> GridBounds<'a> {
             sum
         });
         let power = power.collect();
-        let work_before = if is_complete { states.work_and_forward(problem, fastest) } else { Vec::new() };
+        let accumulation = problem.least_accumulation();
+        let before = |accumulation: f64| {
+            let known = is_complete.then(|| states.work_and_forward(problem, fastest, accumulation));
+            known.unwrap_or_default()
+        };
+        let work_before = [before(0.0), before(accumulation)];
+        let own_parameters: f64 = problem.blocks.iter().map(|block| block.parameters.0 as f64).sum();
+        let accumulation = own_parameters * accumulation;
         let widest = states.crossing.iter().chain(&states.crossing_back).copied().fold(0.0, f64::max);
         let weights: f64 = problem.blocks.iter().map(|block| block.weight_gradient.0).sum();
         let total = problem.seconds() / fastest;
@@ -71,6 +80,7 @@ impl<'a> GridBounds<'a> {
             widest,
             total,
             there_and_back,
+            accumulation,
             forward,
             power,
             cut_space,
@@ -110,16 +120,24 @@ impl<'a> GridBounds<'a> {
     }
 
     fn find_by_work(&self, grid: Grid, micro_batches: usize) -> f64 {
-        let states = if grid.chunks == 1 { &self.work_before[..] } else { &[] };
         let Grid { schedule, ranks, chunks, replicas, .. } = grid;
+        // With as many micro-batches as stages, adding gradients up as if each did gains more than the first ones, which do not,
+        // take off any path through the step again.
+        let adds = micro_batches >= ranks;
+        let states = if chunks == 1 { &self.work_before[usize::from(adds)][..] } else { &[] };
+        let accumulation = if adds { self.accumulation } else { 0.0 };
         let host = self.problem.training.host_overhead.0;
         // Each chunk's passes have host overhead; `steps` counts those of one chunk.
         let in_chunks = 2.0 * host * (chunks - 1) as f64;
-        let total = self.total + in_chunks * ranks as f64;
+        let total = self.total + accumulation + in_chunks * ranks as f64;
         let steps = Steps { schedule, ranks, micro_batches, states, total, host };
         // All devices together do no more work than the sum of their speeds allows.
         let n_devices = (ranks * replicas).min(self.power.len());
-        let all = (micro_batches * replicas) as f64 * self.problem.seconds() / self.power[n_devices - 1];
+        let power = self.power[n_devices - 1];
+        let all = (micro_batches * replicas) as f64 * self.problem.seconds() / power;
+        let slowest =
+            self.power[self.power.len() - 1] - self.power.iter().rev().nth(1).copied().unwrap_or(0.0);
+        let all = all + ((micro_batches - 1) * replicas) as f64 * self.accumulation * slowest / power;
         let in_flight = schedule.in_flight(ranks, chunks, micro_batches, 1);
         let all = all + (micro_batches * chunks) as f64 * 2.0 * host;
         // One micro-batch passes through all stages and back; of a split backward pass, the weight gradients may run beside that.
@@ -136,12 +154,13 @@ impl<'a> GridBounds<'a> {
         } else {
             0.0
         };
-        steps.least_step().max(all).max(one).max(sums)
+        let steps = steps.least_step() - accumulation;
+        steps.max(all).max(one).max(sums)
     }
 
     /// Returns a lower bound of the step if its slowest stage computes for `slowest` seconds per micro-batch on one replica,
-    /// wherever in the pipeline that stage is (`docs/bounds.md`, "Memory"). 0 if transfers may take as long as that stage.
-    /// O(ranks).
+    /// wherever in the pipeline that stage is (`docs/bounds.md`, "Memory"); adding gradients up is part of that. 0 if transfers may
+    /// take as long as that stage. O(ranks).
     pub(crate) fn fill(&self, grid: Grid, micro_batches: usize, slowest: f64) -> f64 {
         let machine = &self.problem.machine;
         let transfer = 2.0 * self.widest * machine.least_seconds_per_byte();
@@ -175,7 +194,8 @@ impl<'a> GridBounds<'a> {
                     let middle = (low + high) / 2.0;
                     if turns(middle) >= middle { low = middle } else { high = middle }
                 }
-                low
+                // Its first micro-batch adds to none.
+                low - self.problem.accumulation()
             }
             _ => 0.0,
         }

@@ -180,6 +180,7 @@ mod tests {
                             forward: sum(0),
                             input_gradient: sum(1),
                             weight_gradient: sum(2),
+                            accumulation: 0.0,
                             host,
                             split: 0.0,
                             send: (0.0, 0.0),

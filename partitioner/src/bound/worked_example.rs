@@ -74,7 +74,7 @@ fn the_steps_of_the_page_are_those_of_the_code() {
     let cut_space = CutSpace::of(&problem);
     for (column, (schedule, strategy)) in SCHEDULES.into_iter().enumerate() {
         assert_near(4.0 * problem.seconds() / problem.machine.total_speed(), "work", column, 1e-9);
-        let states = cut_space.states.work_and_forward(&problem, 1.0);
+        let states = cut_space.states.work_and_forward(&problem, 1.0, 0.0);
         let steps = Steps { schedule, ranks: 2, micro_batches: 4, states: &states, total: 12.0, host: 0.0 };
         assert_near(steps.least_step(), "order of passes", column, 1e-9);
         let bounds = GridBounds::new(&problem, &cut_space, (&cut_space.states, true), strategy);

@@ -191,10 +191,18 @@ impl States {
 
     /// Returns the work before each state at some speed, ascending, with the least forward work before any state of at least as
     /// much work.
-    pub(crate) fn work_and_forward(&self, problem: &Problem, speed: f64) -> Vec<(f64, f64)> {
+    pub(crate) fn work_and_forward(
+        &self,
+        problem: &Problem,
+        speed: f64,
+        accumulation: f64,
+    ) -> Vec<(f64, f64)> {
         let forward = self.sums(|block| problem.blocks[block].forward.0);
+        let work = self.work.iter().zip(&self.parameters);
+        let work = work.map(|(work, parameters)| work / speed + parameters * accumulation);
         let mut before: Vec<(f64, f64)> =
-            self.work.iter().zip(forward).map(|(work, forward)| (work / speed, forward / speed)).collect();
+            work.zip(forward).map(|(work, forward)| (work, forward / speed)).collect();
+        before.sort_by(|a, b| a.0.total_cmp(&b.0));
         // Sums over different sets are rounded differently: keep forward work from falling as work rises.
         let mut least = f64::INFINITY;
         for state in before.iter_mut().rev() {

@@ -75,6 +75,14 @@ struct Beginning {
 struct Own {
     forward: f64,
     compute: f64,
+    /// Seconds of adding up gradients, in all micro-batches but the first.
+    accumulation: f64,
+}
+
+impl Own {
+    fn passes(self, micro_batches: f64) -> f64 {
+        micro_batches * self.compute + (micro_batches - 1.0) * self.accumulation
+    }
 }
 
 impl<'a> AllCuts<'a> {
@@ -154,7 +162,7 @@ impl<'a> AllCuts<'a> {
                 Some(stage_times(&self.costs[index], start, end, &stage))
             };
             let Some(times) = self.known.get((index, start, end), find) else { continue };
-            let own = Own { forward: times.there(), compute: times.both() };
+            let own = Own { forward: times.there(), compute: times.both(), accumulation: times.accumulation };
             let next = self.beginning(stages, before, start, end, own);
             if next.least_step >= self.limit() {
                 continue;
@@ -203,7 +211,7 @@ impl<'a> AllCuts<'a> {
             if work <= 0.0 || !states.is_before(start, end) || !self.pinned.allows(index, start, end) {
                 continue;
             }
-            let own = Own { forward: 0.0, compute };
+            let own = Own { forward: 0.0, compute, accumulation: 0.0 };
             let least_step = self.beginning(stages, before, start, end, own).least_step;
             if least_step < limit {
                 ends.push((least_step, end));
@@ -229,24 +237,24 @@ impl<'a> AllCuts<'a> {
             // A rank computes all of its chunks.
             let rank = self.grid.rank_of(index);
             let earlier = of_rank(stages, self.grid.schedule, self.grid.ranks, rank);
-            let earlier = earlier.map(|(_, times)| times.both());
+            let earlier = earlier.map(|(_, times)| times.passes(each));
             // Its first pass runs behind the forward passes of the ranks before.
             let head: f64 = stages.iter().take(rank).map(|(_, times)| times.there()).sum();
-            let least = head + each * (own.compute + earlier.sum::<f64>());
+            let least = head + own.passes(each) + earlier.sum::<f64>();
             return Beginning { least_step: least_step.max(least), head: 0.0 };
         }
         let rest = self.rest[index + 1][end];
         let (there, back) = self.border(index, start);
         match self.grid.schedule {
             Schedule::LayerParallel => {
-                let head = head + each * (there + own.compute + back);
+                let head = head + each * (there + back) + own.passes(each);
                 Beginning { least_step: least_step.max(head + each * rest), head }
             }
             Schedule::GPipe | Schedule::OneForwardOneBackward => {
                 let here = head + there + back;
                 let next = here + own.compute;
                 Beginning {
-                    least_step: least_step.max(here + each * own.compute).max(next + each * rest),
+                    least_step: least_step.max(here + own.passes(each)).max(next + each * rest),
                     head: next,
                 }
             }
@@ -255,7 +263,7 @@ impl<'a> AllCuts<'a> {
                 let here = head + there;
                 let next = here + own.forward;
                 Beginning {
-                    least_step: least_step.max(here + each * own.compute).max(next + each * rest),
+                    least_step: least_step.max(here + own.passes(each)).max(next + each * rest),
                     head: next,
                 }
             }
@@ -306,8 +314,10 @@ impl<'a> AllCuts<'a> {
                     let time = if self.is_layer() {
                         there + work / place.speed + back + rest
                     } else {
-                        // A port carries the transfers of all replicas of a stage.
-                        (least * place.run.count as f64).max(rest)
+                        // A port carries the transfers of all replicas of a stage. The first micro-batch's gradients are added
+                        // to none.
+                        let added = costs.accumulation(start, end) / self.each as f64;
+                        (least * place.run.count as f64 - added).max(rest)
                     };
                     own[start] = own[start].min(time);
                 }

@@ -232,9 +232,11 @@ impl<'a> Attempt<'a> {
             && (scorer.is_roomy() || !self.rules.in_flight.is_upper_bound());
         let is_asked = solver.goal != Goal::Any && self.is_complete() && is_known;
         let is_plain = solver.is_uniform && grid.chunks == 1 && scorer.is_roomy();
-        // A step is no shorter than its slowest stage's seconds for each micro-batch, times all micro-batches.
+        // A step is no shorter than its slowest stage's seconds for each micro-batch, times all micro-batches, but for the
+        // gradients of the first ones, which are added to none.
+        let added = whole.accumulation();
         let raise = |lower_bound: &mut f64, bottleneck: f64| {
-            *lower_bound = lower_bound.max(self.n_micro_batches() * bottleneck);
+            *lower_bound = lower_bound.max(self.n_micro_batches() * bottleneck - added);
             if bottleneck < *below {
                 let step = solver.bounds.fill(*grid, self.each, bottleneck * grid.replicas as f64);
                 *lower_bound = lower_bound.max(step);

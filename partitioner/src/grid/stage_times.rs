@@ -64,10 +64,13 @@ pub(crate) fn stage_times(costs: &StageCosts, start: usize, end: usize, stage: &
     };
     let (gather, scatter) = shared(costs, start, end);
     let input_gradient = sum(&|block| block.input_gradient.0) + overhead;
+    let weight_gradient = sum(&|block| block.weight_gradient.0);
+    let accumulation = costs.accumulation(start, end);
     StageTimes {
         forward: sum(&|block| block.forward.0).max(gather),
         input_gradient: input_gradient.max(gather),
-        weight_gradient: sum(&|block| block.weight_gradient.0).max(scatter),
+        weight_gradient: weight_gradient.max(scatter),
+        accumulation: (weight_gradient + accumulation).max(scatter) - weight_gradient.max(scatter),
         host: problem.training.host_overhead.0,
         split: problem.training.split_overhead.0,
         send: send(scorer.states.crossing[end], after),
@@ -88,10 +91,13 @@ pub(crate) fn average_cost(problem: &Problem, grid: Grid) -> Cost {
         let all: f64 = problem.blocks.iter().map(field).sum();
         whole(all / (power * grid.chunks as f64))
     };
+    let bandwidth = machine.devices[first(0)].memory_bandwidth.0;
+    let accumulation = problem.parameters() * problem.training.accumulated() / bandwidth;
     Cost {
         forward: average(&|block| block.forward.0),
         input_gradient: average(&|block| block.input_gradient.0),
-        weight_gradient: average(&|block| block.weight_gradient.0),
+        weight_gradient: average(&|block| block.weight_gradient.0)
+            + whole(accumulation / grid.n_stages() as f64),
         hop: whole(hops.map(|level| level.latency.0).fold(0.0, f64::max)),
     }
 }
@@ -104,10 +110,12 @@ pub(crate) fn passes_alone(problem: &Problem, stage: &SolutionStage) -> StageTim
         blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
     };
     let recomputed = sum(&stage.score.recompute, &|block| block.forward.0);
+    let parameters = sum(&stage.blocks, &|block| block.parameters.0 as f64) * speed;
     StageTimes {
         forward: sum(&stage.blocks, &|block| block.forward.0),
         input_gradient: sum(&stage.blocks, &|block| block.input_gradient.0) + recomputed,
         weight_gradient: sum(&stage.blocks, &|block| block.weight_gradient.0),
+        accumulation: parameters * problem.least_accumulation(),
         host: problem.training.host_overhead.0,
         split: problem.training.split_overhead.0,
         send: (0.0, 0.0),

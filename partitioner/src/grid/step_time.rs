@@ -13,6 +13,8 @@ pub(crate) struct StageTimes {
     pub(crate) forward: f64,
     pub(crate) input_gradient: f64,
     pub(crate) weight_gradient: f64,
+    /// Seconds of adding a micro-batch's gradients to those before it: all but the first one's.
+    pub(crate) accumulation: f64,
     /// Host overhead of each pass; each half of a split backward pass is one.
     pub(crate) host: f64,
     /// Host overhead of the weight half of a backward pass besides.
@@ -31,14 +33,19 @@ impl StageTimes {
         self.forward + self.host
     }
 
-    /// Seconds of a whole backward pass.
+    /// Seconds of a whole backward pass, the first of a step.
     pub(crate) fn back(&self) -> f64 {
         self.input_gradient + self.weight_gradient + self.host
     }
 
-    /// Seconds of one micro-batch; a split backward pass has the host overhead once more.
+    /// Seconds of one micro-batch, the first of a step; a split backward pass has the host overhead once more.
     pub(crate) fn both(&self) -> f64 {
         self.there() + self.back()
+    }
+
+    /// Seconds of some micro-batches with the first of a step among them.
+    pub(crate) fn passes(&self, micro_batches: f64) -> f64 {
+        micro_batches * self.both() + (micro_batches - 1.0) * self.accumulation
     }
 }
 
@@ -116,10 +123,11 @@ impl<'a> Timer<'a> {
         let (mut least, mut before) = (0.0_f64, 0.0);
         for (index, times) in stages.iter().enumerate() {
             let (back, whole) = (times.back(), times.both());
-            work[self.rank_of[index]] += m * whole;
+            work[self.rank_of[index]] += times.passes(m);
             if let Some(ahead) = self.ahead[index].filter(|ahead| *ahead > 0) {
-                least = least.max(before + m * whole);
-                least = least.max(all + (m - 1.0) * back + (m - ahead as f64) * times.there());
+                least = least.max(before + times.passes(m));
+                let later = back + times.accumulation;
+                least = least.max(all + (m - 1.0) * later + (m - ahead as f64) * times.there());
             }
             before += whole;
         }
@@ -134,7 +142,7 @@ impl<'a> Timer<'a> {
         let mut left = vec![0.0; self.order.ranks.len()];
         let mut before = 0.0;
         for (times, &rank) in stages.iter().zip(&self.rank_of) {
-            left[rank] += self.n_micro_batches as f64 * times.both();
+            left[rank] += times.passes(self.n_micro_batches as f64);
             if is_plain {
                 left[rank] += before;
                 before += times.back();
@@ -155,6 +163,7 @@ impl<'a> Timer<'a> {
         let mut busy = vec![0.0_f64; n_ranks];
         let mut done = vec![0.0_f64; stages.len()];
         let mut last = vec![0.0_f64; stages.len()];
+        let mut has_gradients = vec![false; stages.len()];
         let mut next = vec![0_usize; n_ranks];
         for &(rank, count) in self.sequence.as_ref()? {
             let rank = rank as usize;
@@ -164,13 +173,15 @@ impl<'a> Timer<'a> {
                 let stage = op.stage as usize;
                 let times = &stages[stage];
                 let at = slot(stage, op.micro_batch);
+                let adds = op.kind.frees_activations() && std::mem::replace(&mut has_gradients[stage], true);
+                let added = if adds { times.accumulation } else { 0.0 };
                 let (needed, time) = match op.kind {
                     Kind::Forward => (forward[at], times.there()),
-                    Kind::Backward => (backward[at].max(own_forward[at]), times.back()),
+                    Kind::Backward => (backward[at].max(own_forward[at]), times.back() + added),
                     Kind::InputGradient => {
                         (backward[at].max(own_forward[at]), times.input_gradient + times.host)
                     }
-                    Kind::WeightGradient => (0.0, times.weight_gradient + times.host + times.split),
+                    Kind::WeightGradient => (0.0, times.weight_gradient + added + times.host + times.split),
                 };
                 let end = clock[rank].max(needed) + time;
                 busy[rank] += time;
@@ -314,6 +325,7 @@ mod tests {
                     forward: next(),
                     input_gradient: next(),
                     weight_gradient: next(),
+                    accumulation: next() / 4.0,
                     host: next() / 8.0,
                     split: next() / 16.0,
                     send: (next() / 4.0, next() / 8.0),
@@ -339,6 +351,7 @@ mod tests {
             forward: 1.0,
             input_gradient: 1.0,
             weight_gradient: 1.0,
+            accumulation: 0.0,
             host: 0.0,
             split: 0.0,
             send: (0.0, 0.0),

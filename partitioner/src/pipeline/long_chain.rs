@@ -96,14 +96,13 @@ pub(crate) fn best_chain(scorer: &Scorer) -> Option<(f64, Vec<Cut>)> {
         fewer_later[position] = later as u32;
     }
     let device = &machine.devices[0];
-    let update = if scorer.rules.is_asynchronous {
-        scorer.problem.training.touched() / device.memory_bandwidth.0 * device.speed
-    } else {
-        0.0
-    };
+    // Without a flush each micro-batch updates; with one, each adds its gradients to those before it.
+    let training = &scorer.problem.training;
+    let touched = if scorer.rules.is_asynchronous { training.touched() } else { training.accumulated() };
+    let in_memory = touched / device.memory_bandwidth.0 * device.speed;
     let sums = scorer.states.work.iter().zip(&scorer.states.parameters);
     let chain = Chain {
-        work: sums.map(|(work, parameters)| work + parameters * update).collect(),
+        work: sums.map(|(work, parameters)| work + parameters * in_memory).collect(),
         parameters: &scorer.states.parameters,
         crossing,
         host: scorer.problem.host_of_two() * device.speed,

@@ -2,7 +2,8 @@
 //!
 //! With `r` replicas each takes every r-th micro-batch, so compute is divided by `r`. The port of one device carries, each way, the
 //! activations of one boundary and the gradients of the other: `max(f_out/b + g_in/b', f_in/b' + g_out/b)/r`. If transfers do not overlap
-//! compute, sending takes the device's own time and receiving none. Replicas that synchronize after every round (asynchronous training) add an all-reduce and the
+//! compute, sending takes the device's own time and receiving none. Adding gradients up counts for each micro-batch, for the first of
+//! a step, too, which adds to none: that is left to the simulator. Replicas that synchronize after every round (asynchronous training) add an all-reduce and the
 //! optimizer's step, once for r micro-batches. Overlapping machines take the largest of the three, others the sum: the last bucket of
 //! gradients, which nothing hides, is the simulator's to time. O(ties) a stage, O(1) where a table has it; memory is in `recompute`.
 
@@ -176,19 +177,29 @@ impl StageCosts<'_> {
         let Self { scorer, place, .. } = self;
         let replicas = place.run.count as f64;
         let work = scorer.states.work[end] - scorer.states.work[start];
-        let (sync, update) = if scorer.rules.is_asynchronous {
+        let training = &scorer.problem.training;
+        // Each micro-batch of a replica but the first of an update adds its gradients to those before it.
+        let accumulation = self.accumulation(start, end);
+        let (sync, update, accumulation) = if scorer.rules.is_asynchronous {
             let every = place.run.count.max(scorer.period) as f64;
-            let touched = scorer.parameters(start, end) * scorer.problem.training.touched();
             let sharers = if scorer.shares_updates { replicas } else { 1.0 };
+            let touched = scorer.parameters(start, end) * training.touched();
             let update = touched / place.memory_bandwidth / sharers * (replicas / every);
-            (self.all_reduce(start, end) / every, update)
+            (self.all_reduce(start, end) / every, update, accumulation * (1.0 - replicas / every))
         } else {
-            (0.0, 0.0)
+            (0.0, 0.0, accumulation)
         };
-        let compute = (work / place.speed + overhead + update + scorer.problem.host_of_two()) / replicas;
+        let passes = work / place.speed + overhead + accumulation + scorer.problem.host_of_two();
+        let compute = (passes + update) / replicas;
         let compute = if scorer.waits_for_sums { compute + sync } else { compute };
         let round = self.round(start, end, update);
         Parts { compute, sync, transfer: self.transfer(start, end), round }
+    }
+
+    /// Seconds of adding the gradients of a micro-batch to those before it.
+    pub(crate) fn accumulation(&self, start: usize, end: usize) -> f64 {
+        let Self { scorer, place, .. } = self;
+        scorer.parameters(start, end) * scorer.problem.training.accumulated() / place.memory_bandwidth
     }
 
     /// Seconds of the fuller direction of the port.

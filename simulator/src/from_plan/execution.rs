@@ -266,6 +266,7 @@ fn estimate(parts: &PlanParts, idx: usize, degree: u32, stage: &mut Stage) {
         &mut stage.forward,
         &mut stage.input_gradient,
         &mut stage.weight_gradient,
+        &mut stage.accumulation,
         &mut stage.recompute,
         &mut stage.optimizer_step,
         &mut stage.memory.parameters,

@@ -24,7 +24,8 @@ pub(super) fn check_sums(stages: &[Stage], transfers: &[Transfer], ties: &[Tie])
     for (idx, stage) in stages.iter().enumerate() {
         let place = || format!("stage {idx}");
         let StageMemory { parameters, gradients, optimizer, activations, workspace, .. } = stage.memory;
-        let times = [stage.forward, stage.input_gradient, stage.weight_gradient, stage.optimizer_step];
+        let Stage { forward, input_gradient, weight_gradient, accumulation, optimizer_step, .. } = *stage;
+        let times = [forward, input_gradient, weight_gradient, accumulation, optimizer_step];
         add(&times, &[parameters, gradients, optimizer, activations, workspace], &place)?;
         for layer in &stage.layers {
             add(&[layer.forward, layer.backward], &[], &place)?;

@@ -27,10 +27,13 @@ pub(super) fn stages(parts: &PlanParts) -> Result<Vec<Stage>, PlanError> {
         let bandwidth = BytesPerSecond(rate(parts.devices[first].memory_bandwidth, || {
             "the memory bandwidth of a device type".to_string()
         })?);
+        // Gradients of a pass and those before it are read, their sum is written.
+        let added_up = Bytes(cost.parameters.0.saturating_mul(schema::ACCUMULATION_ACCESSES));
         stages.push(Stage {
             forward,
             input_gradient,
             weight_gradient,
+            accumulation: time(added_up / bandwidth, "the sum of gradients")?,
             recompute: 0,
             optimizer_step: time(touched / bandwidth, "the optimizer step")?,
             memory: StageMemory {
@@ -85,6 +88,7 @@ pub(super) fn cut(stages: &[Stage], transfers: &[Transfer], parts: usize) -> (Ve
             forward: stage.forward / n,
             input_gradient: stage.input_gradient / n,
             weight_gradient: stage.weight_gradient / n,
+            accumulation: stage.accumulation / n,
             recompute: stage.recompute / n,
             optimizer_step: stage.optimizer_step / n,
             memory: StageMemory {
