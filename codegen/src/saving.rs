@@ -1,7 +1,8 @@
 //! Blocks that save no activations for the backward pass: recomputed, or held in host memory.
 //!
 //! Such a block becomes a method of the Python stage. It is refused if recomputation would give other results: if a
-//! tensor that the block reads is changed in place later, if nothing would be saved, or if it is scripted.
+//! tensor that the block reads is changed in place later, if it changes a buffer that it reads, if nothing would be saved, or if it
+//! is scripted.
 //!
 //! O(blocks × operands of the stage).
 
@@ -11,7 +12,7 @@ use std::{
 };
 
 use schema::RecomputeUnit;
-use tracer::{Operand, Program, Role, TensorId, ValueId};
+use tracer::{Node, Operand, Program, Role, TensorId, ValueId};
 
 use crate::{
     alias::Classes,
@@ -104,6 +105,7 @@ fn segment(
     let mut made = BTreeSet::new();
     let mut inputs = BTreeSet::new();
     let mut buffers = BTreeSet::new();
+    let (mut read, mut written) = (BTreeSet::new(), BTreeSet::new());
     for position in first..end {
         let Some(index) = node_at(position) else { continue };
         let node = &program.nodes[index];
@@ -111,10 +113,18 @@ fn segment(
             return Err("it holds scripted control flow");
         }
         if !folded.skips(tracer::NodeId(index as u32)) {
-            for argument in &node.arguments {
-                let read = values_of(&argument.operand).into_iter().map(|value| folded.get(value));
-                inputs.extend(read.filter(|value| !made.contains(value)));
+            let changed = if is_statistics(node) { Vec::new() } else { mutated_arguments(node) };
+            for (position, argument) in node.arguments.iter().enumerate() {
+                let taken = values_of(&argument.operand).into_iter().map(|value| folded.get(value));
+                inputs.extend(taken.filter(|value| !made.contains(value)));
+                let is_changed = changed.contains(&position);
                 leaves(&argument.operand, &mut |leaf| {
+                    let class = classes.of(leaf);
+                    if is_changed {
+                        written.insert(class)
+                    } else {
+                        read.insert(class)
+                    };
                     if let Operand::Tensor(tensor) = leaf
                         && program.tensors[tensor.index()].role == Role::Buffer
                     {
@@ -141,6 +151,14 @@ fn segment(
         return Err("nothing reads its results");
     }
     check_writes(program, stage, classes, first, &inputs)?;
+    let class = |buffer: &TensorId, classes: &mut Classes| classes.of(&Operand::Tensor(*buffer));
+    if buffers
+        .iter()
+        .map(|buffer| class(buffer, classes))
+        .any(|one| written.contains(&one) && read.contains(&one))
+    {
+        return Err("it reads a buffer that it changes");
+    }
     Ok(Segment {
         path: path.to_string(),
         steps: first..end,
@@ -150,6 +168,11 @@ fn segment(
         outputs,
         buffers: buffers.into_iter().collect(),
     })
+}
+
+/// Tells whether an operator changes statistics alone, which no gradient needs.
+fn is_statistics(node: &Node) -> bool {
+    split(&node.operator).1.ends_with("_norm")
 }
 
 /// Checks that the block's inputs are still unchanged when it is recomputed.
@@ -164,8 +187,7 @@ fn check_writes(
     for step in &stage.steps[first..] {
         let Step::Run { node, form: Form::AsWritten, .. } = step else { continue };
         let node = &program.nodes[node.index()];
-        let is_statistics = split(&node.operator).1.ends_with("_norm");
-        for argument in mutated_arguments(node).into_iter().filter(|_| !is_statistics) {
+        for argument in mutated_arguments(node).into_iter().filter(|_| !is_statistics(node)) {
             let mut is_read = false;
             leaves(&node.arguments[argument].operand, &mut |leaf| {
                 is_read |= read.contains(&classes.of(leaf));

@@ -265,12 +265,40 @@ class Pictures(nn.Module):
         return (y + first).mean((2, 3))
 
 
+class Scaled(nn.Module):
+    """A buffer that a pass writes and its gradients need."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("scale", torch.ones(6))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.scale.mul_(0.5).add_(x.detach().abs().mean(0))
+        return torch.tanh(self.layer(x)) * self.scale
+
+
+class Running(nn.Module):
+    """Layers that scale by what they have seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Scaled() for _ in range(12))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 MODELS = {
     "deep": (Deep, lambda: torch.randn(2, 5, 6)),
     "outputs": (Outputs, lambda: torch.randn(2, 6)),
     "words": (Words, lambda: torch.randint(0, 13, (2, 5))),
     "waves": (Waves, lambda: torch.randn(2, 8)),
     "pictures": (Pictures, lambda: torch.randn(2, 4, 6, 6)),
+    "running": (Running, lambda: torch.randn(2, 6)),
 }
 SCHEDULES = {
     "GPipe": (2, 2),
@@ -345,7 +373,7 @@ def checked(name, schedule, form, cases, *more, stages=None, world=None):
 def eager(cases):
     """Losses under zero bubble are those of the eager model, step by step: shared layers are counted right."""
     said = []
-    for name in ("deep", "outputs", "words", "waves"):
+    for name in ("deep", "outputs", "words", "waves", "running"):
         task = made(cases, name)
         out = cases.emit(name, "--stages", "4", "--targets", "python")
         how = ["--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble", "--task", task, "--micro-batches", "4"]
@@ -368,6 +396,36 @@ def eager(cases):
             optimizer.step()
             expected.append(total)
         said.append(f"{name}: {processes.close(expected, found)}")
+    return "; ".join(said)
+
+
+def whole(cases):
+    """Stages that are computed again begin with the buffers that they began with, also in one process."""
+    task = made(cases, "running")
+    out = cases.emit("running", "--stages", "4", "--targets", "python")
+    manifest = json.loads((out / "stages/manifest.json").read_text())
+    manifest.pop("files", None)
+    how = ["--task", task, "--micro-batches", "4", "--learning-rate", "0.05"]
+    parallel = ["--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble"]
+    expected = cases.train(out, 2, *how, *parallel)
+    for stage in manifest["stages"]:
+        stage["recompute_unit"] = "stage"
+    (out / "stages/manifest.json").write_text(json.dumps(manifest))
+    said = [processes.close(expected, cases.train(out, *way, *how)) for way in ((2, *parallel), (1, "--single"))]
+    part = out / "train_parts/stages.py"
+    text = part.read_text()
+    part.write_text(text.replace("with again(before):", "with nullcontext():"))
+    try:
+        processes.close(expected, cases.train(out, 2, *how, *parallel))
+    except processes.Failed:
+        pass
+    else:
+        raise processes.Failed("a pass that begins with later buffers is not found")
+    # A block of its own would begin with later ones: it keeps its activations.
+    blocks = [("recompute", f"layers.{layer}") for layer in (1, 9)]
+    emitted = processes.planned(cases, "running", "even-layers", *blocks)
+    if "again(" in (emitted / "stages/stage_0.py").read_text():
+        raise processes.Failed("a block that changes a buffer is computed again")
     return "; ".join(said)
 
 
@@ -433,13 +491,13 @@ def cases():
     made_cases = {"halves": lambda c: table(processes.part_of(c.emit("unet_small", "--stages", "2"), "deferred"))}
     for (name, schedule) in itertools.product(MODELS, SCHEDULES):
         made_cases[f"{name} {schedule}"] = functools.partial(checked, name, schedule, "python")
-    for name, schedule in (("deep", "InterleavedZeroBubble"), ("words", "ZBVZeroBubble"), ("outputs", "1F1B")):
+    for name, schedule in (("deep", "InterleavedZeroBubble"), ("words", "ZBVZeroBubble"), ("outputs", "1F1B"), ("running", "1F1B")):
         made_cases[f"{name} {schedule} torchscript"] = functools.partial(checked, name, schedule, "torchscript")
     twice = functools.partial(checked, "deep", "InterleavedZeroBubble", "python")
     made_cases["deep InterleavedZeroBubble 2x2"] = lambda c: twice(c, "--replicas", "2", world=4)
     made_cases["words 1F1B 2-1"] = lambda c: checked("words", "1F1B", "python", c, "--replicas", "2,1", stages=2, world=3)
     made_cases["deep bf16"] = lambda c: twice(c, "--dtype", "bf16")
-    made_cases |= {"eager": eager, "damaged": damaged, "refusals": refusals}
+    made_cases |= {"eager": eager, "whole": whole, "damaged": damaged, "refusals": refusals}
     return made_cases
 
 

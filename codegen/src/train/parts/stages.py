@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from train_parts.deferred import let_wait
+from train_parts.written import Written, again
 
 HERE = Path(__file__).resolve().parents[1]
 STAGES = HERE / "stages"
@@ -147,13 +148,14 @@ def decode(tensor, dtype):
 
 
 @contextmanager
-def unchanged(buffers):
-    """Statistics are updated in the first pass, not during recomputation."""
-    before = [buffer.clone() for buffer in buffers]
+def unchanged(buffers, before):
+    """Statistics are updated in the first pass, not during recomputation, which sees what was there before it."""
+    values = [buffer.clone() for buffer in buffers]
     try:
-        yield
+        with again(before):
+            yield
     finally:
-        for buffer, value in zip(buffers, before):
+        for buffer, value in zip(buffers, values):
             buffer.data.copy_(value)
 
 
@@ -174,6 +176,7 @@ class Wrapped(nn.Module):
         self.late = [(port["name"], port["from"].split(":", 1)[1]) for port in about["inputs"] if port["from"].startswith("input:")]
         self.order = [port["name"] for port in about["inputs"]]
         self.is_last = False
+        self.written = Written(module)
         self.is_first = about["stage"] == 0
         self.dtypes = None  # of received tensors, once known
         self.sent_dtypes = None
@@ -199,16 +202,20 @@ class Wrapped(nn.Module):
             seed_pass(self.arguments, self.stage, pipeline * self.arguments.micro_batches + chunk)
         self.offload.begin()
         self.trace.count_pass()
+        # Cut tensors are known by what they are: stages that share their layers write to their own.
+        before = self.written.begin(self.sharing is None) if torch.is_grad_enabled() else []
         with self.trace.timed("stages"), autocast(self.arguments), self.sharing.passing() if self.sharing else nullcontext():
             with self.offload.saving(self.module) if self.is_whole["offload"] else nullcontext():
                 if self.is_whole["recompute"] and torch.is_grad_enabled():
                     from torch.utils.checkpoint import checkpoint
 
                     buffers = list(self.module.buffers())
-                    contexts = lambda: (nullcontext(), unchanged(buffers))  # noqa: E731
+                    contexts = lambda: (nullcontext(), unchanged(buffers, before))  # noqa: E731
                     outputs = checkpoint(self.module, *positional, use_reentrant=False, context_fn=contexts)
                 else:
                     outputs = self.module(*positional)
+        if torch.is_grad_enabled():
+            self.written.end(before)
         return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
     def forward(self, *tensors, **inputs):
