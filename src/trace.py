@@ -1162,6 +1162,8 @@ def sample(spec, drawn, device):
     import torch
 
     shape, dtype = spec["shape"], getattr(torch, spec["dtype"])
+    if "values" in spec:
+        return torch.tensor(spec["values"], dtype=torch.float64).reshape(shape).to(dtype).to(device)
     if dtype.is_floating_point or dtype.is_complex:
         if drawn is not None:
             low, high = drawn

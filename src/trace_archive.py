@@ -88,7 +88,7 @@ def write_archive(
 
     @contextlib.contextmanager
     def watching():
-        with watch.watching(), one_sequence(watch), mapped_row_by_row(), detaching():
+        with watch.watching(), one_sequence(watch), mapped_row_by_row(), detaching(), over_all_hits(watch):
             with inlined.tracing() if inlined else contextlib.nullcontext():
                 yield
 
@@ -116,7 +116,7 @@ def write_archive(
         try:
             unchecked = compare(subject, draws(specs, ranges, call.inputs, device), seconds)
         except Differs as error:
-            raise error.as_refusal(watch.found()) from error
+            raise error.as_refusal(watch.suspected()) from error
         for text in dict.fromkeys(subject.notes):
             watch.add(None, None, text)
     text = unread(model, traced)

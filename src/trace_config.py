@@ -67,18 +67,24 @@ def inputs_of_config(model):
     if "forward" not in vars(model) and type(model).forward is torch.nn.Module.forward:
         raise Refused(f"{type(model).__name__} has no forward", hint="--method NAME --input … traces another of its methods")
     guesses = Guesses(model)
-    found = guesses.with_places()
-    for names in guesses.arguments():
-        missing = [name for name in names if not guesses.of(name)]
-        if missing and found:
-            continue
-        if missing:
-            raise Refused(
-                f"the config of {type(model).__name__} does not give the size of its inputs {' and '.join(missing)}",
-                hint=f"give them all: {' '.join(f'--input {name}=SHAPE[:DTYPE]' for name in names)}",
-            )
-        found += map(list, guesses.together(names))
-    return found[:MOST_GUESSES]
+    found = []
+    for _ in guesses.looks():
+        found = guesses.with_places()
+        if found:
+            break
+    for _ in guesses.looks():
+        ways = []
+        for names in guesses.arguments():
+            missing = [name for name in names if not guesses.of(name)]
+            if not missing:
+                ways += map(list, guesses.together(names))
+            elif not (found or ways):
+                raise Refused(
+                    f"the config of {type(model).__name__} does not give the size of its inputs {' and '.join(missing)}",
+                    hint=f"give them all: {' '.join(f'--input {name}=SHAPE[:DTYPE]' for name in names)}",
+                )
+        found += ways[:MOST_GUESSES]
+    return unlike(found)
 
 
 def drawn(*shape):
@@ -87,6 +93,10 @@ def drawn(*shape):
 
 def between(low, high, *shape):
     return drawn(*shape) | {"low": low, "high": high}
+
+
+def fixed(values, *shape):
+    return {"shape": list(shape), "dtype": "int64", "values": values, "is_fixed": True}
 
 
 def whole(low, high, *shape):
@@ -107,12 +117,31 @@ class Guesses:
         self.main = main if main in self.known or not self.known else self.known[0]
         self.has_grid = any(name.endswith(GRIDS) for name in self.known)
         self.is_packed = "spatial_shapes" in self.known
+        # Patches of an image come with their columns and rows.
+        self.is_placed = any(re.search(COORDINATES, name) for name in self.known)
         self.smallest_table = smallest_table(model)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         most = max(FEWEST_TOKENS, MOST_PRODUCTS // max(parameters, 1))
         self.most_tokens = min(EXAMPLE_TOKENS, 1 << most.bit_length() - 1)
         self.most_places = max(FEWEST_TOKENS, MOST_WITH_PLACES // max(parameters, 1))
         self.side = EXAMPLE_GRID if self.most_tokens == EXAMPLE_TOKENS else SMALL_GRID
+        self.is_square = self.is_one_frame = False
+
+    def looks(self):
+        """Takes, one after the other, the ways in which a config's size of an image can be meant."""
+        self.is_square = self.is_one_frame = False
+        yield
+        # The config of a model that puts an image below another has the size of both.
+        _, height, width = self.image()
+        if height != width:
+            self.is_square = True
+            yield
+            self.is_square = False
+        # A model that has no films wants one frame.
+        if self.has_grid:
+            self.is_one_frame = True
+            yield
+            self.is_one_frame = False
 
     def arguments(self):
         """Returns sets of arguments to call the model with, the likeliest first."""
@@ -128,7 +157,7 @@ class Guesses:
         masks = MASKS_OF_FEATURES if "input_features" in names else ()
         optional = [name for name in ("input_ids", "pixel_values", "encoder_hidden_states", *masks) if name in optional]
         optional += [name for name in self.known if name not in (*names, *optional) and self.may_be_needed(name)]
-        decoder = [name for name in ("decoder_input_ids",) if name in self.known and name not in names]
+        decoder = [name for name in ("decoder_input_ids", "decoder_input_values") if name in self.known and name not in names][:1]
         found = [names, names + decoder] if decoder else [names]
         if self.config.is_encoder_decoder:
             found.reverse()
@@ -142,6 +171,7 @@ class Guesses:
         """Adds what says how the patches of an image lie, where an image is given as patches."""
         beside = ["image_grid_thw", "image_grid_hw", "grid_thw", "grid_hw"] if "pixel_values" in names else []
         beside += ["video_grid_thw"] if "pixel_values_videos" in names else []
+        beside += [name for name in self.known if "pixel_values" in names and re.search(COORDINATES, name)]
         beside += ["pixel_attention_mask", "spatial_shapes"] if self.is_packed and "pixel_values" in names else []
         return [*names, *(name for name in beside if name in self.known and name not in names)]
 
@@ -169,15 +199,19 @@ class Guesses:
         return []
 
     def together(self, names):
-        """Yields what some arguments may be together, each with its name."""
-        return itertools.product(*([spec | {"name": name} for spec in self.of(name)] for name in names))
+        """Yields what some arguments may be together, each with its name.
+
+        Arguments of which the same is guessed, such as an image and another beside it, are of one form.
+        """
+        likely = {name: self.of(name) for name in names}
+        kinds = unlike(list(likely.values()))
+        for chosen in itertools.product(*kinds):
+            yield [chosen[kinds.index(likely[name])] | {"name": name} for name in names]
 
     def of(self, name):
-        """Returns the likely values of one argument, the likeliest first; empty if the config does not tell."""
-        for pattern, guess in PATTERNS:
-            if re.search(pattern, name):
-                return unlike(guess(self, name))
-        return []
+        """Returns the likely values of one argument, the likeliest first; empty if nothing tells."""
+        guess = next((guess for pattern, guess in PATTERNS if re.search(pattern, name)), None)
+        return unlike((guess(self, name) if guess else []) or documented(self, name))
 
     def number(self, *names, within=None):
         """Returns the first number in the config, or in a part of it, under one of the names."""
@@ -232,10 +266,12 @@ class Guesses:
         vision = self.vision()
         size = getattr(vision, "image_size", None) or self.number("image_size", within=vision) or EXAMPLE_PIXELS
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        if self.is_square:
+            height = width = min(height, width)
         return self.number("num_channels", "in_channels", "in_chans", within=vision) or 3, height, width
 
     def pixels(self, name):
-        if self.has_grid or self.is_packed:
+        if self.has_grid or self.is_packed or self.is_placed:
             return self.patches(name)
         colours, height, width = self.image()
         frames = getattr(self.vision(), "num_frames", None)
@@ -255,8 +291,20 @@ class Guesses:
         deep = self.number("temporal_patch_size", within=vision) or 1
         wide = self.number("hidden_size", "embed_dim", within=vision)
         sizes = [numbers * deep, numbers, numbers * 2, *([wide] if wide else [])]
-        batch = [1, self.packed_side() ** 2] if self.is_packed else [self.side**3]
+        batch = [self.side**2] if self.is_one_frame else [self.side**3]
+        if self.is_packed or self.is_placed:
+            batch = [1, (self.packed_side() if self.is_packed else self.placed_side()) ** 2]
         return [drawn(*batch, size) for size in dict.fromkeys(sizes)]
+
+    def placed_side(self):
+        """Returns the patches along each side of an image whose patches have coordinates: all of them can be pooled."""
+        pooled = self.number("pooling_kernel_size", "spatial_merge_size", within=self.part("vision_config")) or 1
+        return math.ceil(self.side / pooled) * pooled
+
+    def coordinates(self, _):
+        """The column and the row of each patch of an image."""
+        side = self.placed_side()
+        return [whole(0, side, 1, side**2, 2)]
 
     def flat_patches(self, _):
         """Patches that begin with their row and their column, which are below 2 here."""
@@ -283,15 +331,19 @@ class Guesses:
         return [whole(self.packed_side(), self.packed_side() + 1, 1, 2)]
 
     def grid(self, name):
+        if self.is_one_frame and name.endswith("thw"):
+            return [fixed([1, self.side, self.side], 1, 3)]
         return [whole(self.side, self.side + 1, 1, 2 if name.endswith("hw") and not name.endswith("thw") else 3)]
 
     def merges(self, _):
         merge = self.number("spatial_merge_size", "merge_size", within=self.part("vision_config")) or 2
         return [whole(merge, merge + 1, 1)]
 
-    def sound(self, _):
+    def sound(self, name):
+        """A wave, its spectrogram, or what a layer has made of it before the model."""
         channels = self.number("audio_channels", "num_audio_channels") or 1
-        return [drawn(1, EXAMPLE_SAMPLES), drawn(1, channels, EXAMPLE_SAMPLES), *self.features("")]
+        later = [*self.features(""), *self.states(name)]
+        return later if name.startswith("decoder") else [drawn(1, EXAMPLE_SAMPLES), drawn(1, channels, EXAMPLE_SAMPLES), *later]
 
     def features(self, _):
         """Frames of a spectrogram: either axis first."""
@@ -307,7 +359,11 @@ class Guesses:
         return [*found, drawn(1, bands, frames), drawn(1, 1, frames, bands)]
 
     def mask(self, name):
-        """Ones, as many as there are positions to mask."""
+        """Ones, as many as there are positions to mask; or parts of one, where forward documents such."""
+        ones = self.ones(name)
+        return ones + ([between(0, 1, *spec["shape"]) for spec in ones] if documented_type(self, name) == "Float" else [])
+
+    def ones(self, name):
         if name == "image_attention_mask":
             return [whole(1, 2, 1, self.tokens(), 1)]
         if "pixel" in name and self.is_packed:
@@ -318,7 +374,10 @@ class Guesses:
         if name in MASKS_OF_FEATURES:
             lengths = dict.fromkeys(size for spec in self.features("") for size in reversed(spec["shape"][1:]))
             return [whole(1, 2, 1, length) for length in lengths]
-        about = [spec for other in self.required if not other.endswith("mask") for spec in self.of(other)[:1]]
+        # `classes_attention_mask` masks `classes_input_ids`.
+        own = re.sub(r"(attention_)?mask$", "input_ids", name)
+        masked = [own] if own in self.known else [other for other in self.required if not other.endswith("mask")]
+        about = [spec for other in masked for spec in self.of(other)[:1]]
         lengths = [size for spec in about for size in spec["shape"][1:]]
         return [whole(1, 2, 1, length) for length in dict.fromkeys([*lengths, self.tokens()])]
 
@@ -347,10 +406,11 @@ class Guesses:
         return [wide, flat] if width > 1 else [flat, wide]
 
 
-DISPENSABLE = "past|labels|position|head_mask|inputs_embeds|token_type|^(decoder_|encoder_)?attention_mask$"
+DISPENSABLE = "past|^output_|labels|position|head_mask|inputs_embeds|token_type|^(decoder_|encoder_)?attention_mask$"
 TOWERS = (("vision_config", "pixel_values"), ("audio_config", "input_features"), ("audio_config", "input_values"))
 MASKS_OF_FEATURES = ("feature_attention_mask", "input_features_mask")
 GRIDS = ("grid_thw", "grid_hw")
+COORDINATES = r"^(pixel|image|patch)_position_ids$"
 # What stands in the place of words, the number of its kind, and how configs call the token that holds the place.
 PLACES = (
     ("pixel_values", 1, "image_token_id", "image_token_index"),
@@ -370,10 +430,11 @@ PATTERNS = (
     (r"^past_|^future_", Guesses.series),
     (r"^bool_masked_pos$", Guesses.masked_patches),
     (r"^flattened_patches$", Guesses.flat_patches),
+    (COORDINATES, Guesses.coordinates),
     (r"_masks?$", Guesses.mask),
     (r"(^|_)ids$|^task_inputs$", Guesses.words),
     (r"pixel_values|images?$|^input$", Guesses.pixels),
-    (r"^input_values$|audio_values$", Guesses.sound),
+    (r"(^|_)input_values$|audio_values$", Guesses.sound),
     (r"input_features$|audio_mel$", Guesses.features),
     (r"^bbox$", Guesses.boxes),
     (r"states?$|embeds$|latents$|^inputs$", Guesses.states),
@@ -465,4 +526,6 @@ def spelling(spec):
     text = f"{spec['name']}={'x'.join(map(str, spec['shape']))}"
     if spec["dtype"] != "float32":
         text += f":{spec['dtype']}"
+    if "values" in spec:
+        return f"{text}:{','.join(map(str, spec['values']))}"
     return f"{text}:{spec['low']}..{spec['high']}" if "low" in spec else text

@@ -68,3 +68,39 @@ def of_all_pairs(function):
         return function(*placed).expand([index.shape[0] for index in indices])
 
     return mask
+
+
+# The most experts over which a loop is written out, whether a token has come to them or not.
+MOST_HITS = 256
+
+
+def over_all_hits(watch):
+    """Returns a mode that lets loops over the experts that some token has come to run over all experts.
+
+    `for expert in (tokens_of > 0).nonzero()` has as many rounds as experts were hit by the traced tokens, and others for other
+    tokens. The round of an expert without tokens computes with none, and changes nothing; where it does, the comparison of the
+    trace with the model tells.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class OverAllHits(TorchFunctionMode):
+        def __init__(self):
+            super().__init__()
+            self.counts = {}
+
+        def __torch_function__(self, function, types, arguments=(), keywords=None):
+            found = function(*arguments, **(keywords or {}))
+            if not torch._C._is_tracing():
+                return found
+            name = getattr(function, "__name__", "")
+            if name == "nonzero" and isinstance(found, torch.Tensor) and arguments[0].dim() == 1 and len(arguments[0]) <= MOST_HITS:
+                # The tensor is kept, so that no other gets its id.
+                self.counts[id(found)] = (found, arguments[0].shape[0])
+                watch.followed.add(id(found))
+            elif name == "unbind" and id(arguments[0]) in self.counts and watch.is_of_data(arguments[0], True):
+                count = self.counts[id(arguments[0])][1]
+                return torch.arange(count, device=arguments[0].device).view(count, 1).unbind()
+            return found
+
+    return OverAllHits()

@@ -55,6 +55,8 @@ class Watch:
         self.notes = {}
         self.chance = None
         self.of_data = set()
+        # Tensors whose loops the trace follows, by id, and such loops.
+        self.followed, self.loops = set(), {}
 
     def add(self, file, line, text):
         if len(self.notes) < MOST_NOTES:
@@ -63,6 +65,10 @@ class Watch:
     def found(self):
         """Returns the notes in the form of an archive."""
         return [{"file": file, "line": line, "text": text} for file, line, text in self.notes]
+
+    def suspected(self):
+        """Returns the statements that may be why a trace is not its model."""
+        return self.found() + [{"file": file, "line": line, "text": text} for file, line, text in self.loops]
 
     @contextlib.contextmanager
     def watching(self):
@@ -118,7 +124,10 @@ class Watch:
         if not any(self.is_of_data(tensor, is_length) for tensor in tensors):
             return
         place = place_of(sys._getframe(2))
-        if place is not None:
+        if name == "__iter__" and id(arguments[0]) in self.followed:
+            text = "a loop over the rows that data chose runs over all of them in the trace"
+            self.loops.setdefault((*(place or (None, None)), text), None)
+        elif place is not None:
             self.add(*place, CONVERSIONS[name])
 
     def hear(self, message, file, line):

@@ -31,6 +31,7 @@ pub const SCRIPT: &str = concat!(
     include_str!("../trace_notes.py"),
     include_str!("../trace_check.py"),
     include_str!("../trace_inputs.py"),
+    include_str!("../trace_documented.py"),
     include_str!("../trace_config.py"),
     include_str!("../trace_mapped.py"),
     include_str!("../trace_detached.py"),
@@ -50,11 +51,12 @@ Examples:
   model-analyze trace train.py:Net --input-file batch.pt --constant training=false -o net.pt
   model-analyze trace --hf Llama-3-8B/config.json --no-weights --dtype bfloat16 -o llama.pt
 
-Format of inputs: [NAME=]SHAPE[:DTYPE][:LOW..HIGH]
+Format of inputs: [NAME=]SHAPE[:DTYPE][:LOW..HIGH or :VALUE,VALUE,...]
   8x3x224x224          float32, normally distributed
   8x128:int64          whole numbers small enough for every embedding of the model
   ids=8x128:int64:0..50257
                        passed as the keyword argument `ids`, from 0 up to 50256
+  grid=1x3:int64:1,8,8 these three numbers
   scalar               a tensor without dimensions
 
 An --input-file holds the arguments of forward: a tensor, a tuple or list of the positional arguments,
@@ -73,7 +75,7 @@ pub struct Trace {
     #[arg(long = "hf", value_name = "CONFIG", conflicts_with = "arguments")]
     config: Option<PathBuf>,
 
-    /// An example input, in the order of `forward`: [NAME=]SHAPE[:DTYPE][:LOW..HIGH]
+    /// An example input, in the order of `forward`: [NAME=]SHAPE[:DTYPE][:LOW..HIGH or :VALUE,...]
     #[arg(long = "input", short, value_name = "INPUT", allow_hyphen_values = true)]
     #[arg(required_unless_present_any = ["config", "input_file"])]
     inputs: Vec<String>,
@@ -225,7 +227,7 @@ impl Trace {
         for text in &self.inputs {
             let spec = InputSpec::parse(text).map_err(|error| {
                 Failure::input(&error).at("--input", text, error.span(), error.found()).with_hint(
-                    "the format is [NAME=]SHAPE[:DTYPE][:LOW..HIGH], such as 8x3x224x224 or ids=8x128:int64",
+                    "the format is [NAME=]SHAPE[:DTYPE][:LOW..HIGH or :VALUE,...], such as 8x3x224x224 or ids=8x128:int64",
                 )
             })?;
             inputs.push(spec);

@@ -1,4 +1,4 @@
-//! `[NAME=]SHAPE[:DTYPE][:LOW..HIGH]`, one example input.
+//! `[NAME=]SHAPE[:DTYPE][:LOW..HIGH|:VALUE,...]`, one example input.
 
 use std::ops::Range;
 
@@ -38,6 +38,8 @@ pub struct InputSpec {
     pub dtype: String,
     /// Range of values, without the second for integers.
     pub range: Option<(f64, f64)>,
+    /// The numbers themselves, row by row.
+    pub values: Option<Vec<f64>>,
 }
 
 /// Why a text is not an input, with the position.
@@ -66,8 +68,9 @@ impl InputSpec {
     /// Parses one `--input`.
     ///
     /// ```text
-    /// input = [ NAME "=" ] shape [ ":" DTYPE ] [ ":" NUMBER ".." NUMBER ] ;
+    /// input = [ NAME "=" ] shape [ ":" DTYPE ] [ ":" NUMBER ".." NUMBER | ":" values ] ;
     /// shape = "scalar" | SIZE { "x" SIZE } ;
+    /// values = NUMBER { "," NUMBER } ;
     /// ```
     pub fn parse(text: &str) -> Result<Self, InputError> {
         let fail = |span: Range<usize>, found, fault: String| {
@@ -115,12 +118,12 @@ impl InputSpec {
             }
         }
         let elements = shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
-        if elements.is_none_or(|elements| elements > MAX_ELEMENTS) {
+        let Some(elements) = elements.filter(|elements| *elements <= MAX_ELEMENTS) else {
             let fault = format!("a tensor of {sizes} has more than 2^40 elements");
             return fail(at..at + sizes.len(), "too large", fault);
-        }
-        let mut spec =
-            Self { name: name.map(str::to_owned), shape, dtype: "float32".to_owned(), range: None };
+        };
+        let name = name.map(str::to_owned);
+        let mut spec = Self { name, shape, dtype: "float32".to_owned(), range: None, values: None };
         let mut has_dtype = false;
         for &(at, part) in &parts[1..] {
             let span = at..at + part.len();
@@ -132,9 +135,18 @@ impl InputSpec {
                 if !(low.is_finite() && high.is_finite() && low < high) {
                     return fail(span, "empty range", format!("`{part}` holds no number"));
                 }
-                if spec.range.replace((low, high)).is_some() {
+                if spec.values.is_some() || spec.range.replace((low, high)).is_some() {
                     return fail(span, "a second range", "there are two ranges".to_owned());
                 }
+            } else if let Some(values) = numbers(part) {
+                if spec.range.is_some() || spec.values.is_some() {
+                    return fail(span, "a second range", "there are two ranges".to_owned());
+                }
+                if values.len() as u64 != elements {
+                    let fault = format!("a tensor of {sizes} holds {elements} numbers, not {}", values.len());
+                    return fail(span, "another number of values", fault);
+                }
+                spec.values = Some(values);
             } else if DTYPES.contains(&part) {
                 if has_dtype {
                     return fail(span, "a second dtype", "there are two dtypes".to_owned());
@@ -159,8 +171,17 @@ impl InputSpec {
             value["low"] = json!(low);
             value["high"] = json!(high);
         }
+        if let Some(values) = &self.values {
+            value["values"] = json!(values);
+            value["is_fixed"] = json!(true);
+        }
         value
     }
+}
+
+/// Returns the numbers of a list of them; none where a part is not a number.
+fn numbers(text: &str) -> Option<Vec<f64>> {
+    text.split(',').map(|part| part.parse::<f64>().ok().filter(|number| number.is_finite())).collect()
 }
 
 fn is_identifier(name: &str) -> bool {
@@ -191,6 +212,11 @@ mod tests {
             r#"{"shape":[8,128],"dtype":"int64","name":"ids","low":0.0,"high":50257.0}"#,
         );
         check("2x2:-1..1", r#"{"shape":[2,2],"dtype":"float32","low":-1.0,"high":1.0}"#);
+        check(
+            "grid=1x3:int64:1,8,-8",
+            r#"{"shape":[1,3],"dtype":"int64","name":"grid","values":[1.0,8.0,-8.0],"is_fixed":true}"#,
+        );
+        check("scalar:5", r#"{"shape":[],"dtype":"float32","values":[5.0],"is_fixed":true}"#);
     }
 
     #[test]
@@ -202,6 +228,9 @@ mod tests {
         check("1-a=3", "--input 1-a=3: `1-a` cannot be an argument's name [1-a]");
         check("3:0..0", "--input 3:0..0: `0..0` holds no number [0..0]");
         check("3:a..b", "--input 3:a..b: `a..b` is not a range of numbers [a..b]");
+        check("3:1,2", "--input 3:1,2: a tensor of 3 holds 3 numbers, not 2 [1,2]");
+        check("2:1,2:0..9", "--input 2:1,2:0..9: there are two ranges [0..9]");
+        check("2:0..9:1,2", "--input 2:0..9:1,2: there are two ranges [1,2]");
         check("3:int32:int64", "--input 3:int32:int64: there are two dtypes [int64]");
         check(
             "99999999999x99999999999",
