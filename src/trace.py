@@ -413,32 +413,53 @@ class Caches:
     """What modules keep beside parameters and buffers, such as biases that LevIT looks up once and uses again.
 
     What a run computed from parameters must not be there in the next: a trace would hold its numbers, not how they were made.
+    A module may keep it in an object of its own, such as OmDet-Turbo's table of words that it has read.
     """
 
     def __init__(self, model):
         self.modules = list(model.modules())
-        self.before = [
-            {name: (value, copy.copy(value) if isinstance(value, (dict, list)) else None) for name, value in self.kept(module)}
-            for module in self.modules
-        ]
+        self.before = [{name: set_aside(value) for name, value in self.kept(module)} for module in self.modules]
+        found = {id(value): value for module in self.modules for _, value in self.kept(module) if is_holder(value)}
+        self.objects = [(value, {name: set_aside(part) for name, part in vars(value).items()}) for value in found.values()]
 
     def kept(self, module):
         return [(name, value) for name, value in vars(module).items() if name not in OWN_TABLES]
 
     def forget(self):
-        """Puts back what holds a tensor that hangs on parameters."""
+        """Puts back what holds a tensor that hangs on parameters; of an object all, since its parts belong together."""
         for module, before in zip(self.modules, self.before):
             for name, value in self.kept(module):
-                if not hangs_on_parameters(value):
-                    continue
-                original, copied = before.get(name, (None, None))
-                if copied is not None:
-                    original.clear()
-                    original.update(copied) if isinstance(copied, dict) else original.extend(copied)
-                if name in before:
-                    vars(module)[name] = original
-                else:
-                    del vars(module)[name]
+                if hangs_on_parameters(value):
+                    put_saved(vars(module), name, before)
+        for value, before in self.objects:
+            if any(hangs_on_parameters(part) for part in vars(value).values()):
+                for name in {**vars(value), **before}:
+                    put_saved(vars(value), name, before)
+
+
+def is_holder(value):
+    """Tells whether a value is an object with a dict or a list of its own."""
+    import torch
+
+    if isinstance(value, (torch.nn.Module, torch.Tensor, type, types.ModuleType)) or not hasattr(value, "__dict__"):
+        return False
+    return any(isinstance(part, (dict, list)) for part in vars(value).values())
+
+
+def set_aside(value):
+    return value, copy.copy(value) if isinstance(value, (dict, list)) else None
+
+
+def put_saved(owner, name, before):
+    """Puts back a value as it was saved; deletes one that was not there."""
+    if name not in before:
+        del owner[name]
+        return
+    original, copied = before[name]
+    if copied is not None:
+        original.clear()
+        original.update(copied) if isinstance(copied, dict) else original.extend(copied)
+    owner[name] = original
 
 
 OWN_TABLES = ("_parameters", "_buffers", "_modules")
@@ -449,7 +470,9 @@ def hangs_on_parameters(value):
 
     if isinstance(value, dict):
         value = list(value.values())
-    return any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in (value if isinstance(value, list) else [value]))
+    held = value if isinstance(value, list) else [value]
+    parts = (part for one in held for part in (one if isinstance(one, tuple) else (one,)))
+    return any(isinstance(part, torch.Tensor) and part.grad_fn is not None for part in parts)
 
 
 def same(one, other):

@@ -359,9 +359,9 @@ class Guesses:
         return [*found, drawn(1, bands, frames), drawn(1, 1, frames, bands)]
 
     def mask(self, name):
-        """Ones, as many as there are positions to mask; or parts of one, where forward documents such."""
+        """Ones, as many as there are positions to mask. A mask that has an image's colours may be an image."""
         ones = self.ones(name)
-        return ones + ([between(0, 1, *spec["shape"]) for spec in ones] if documented_type(self, name) == "Float" else [])
+        return ones + [between(0, 1, *spec["shape"]) for spec in ones if len(spec["shape"]) == 4]
 
     def ones(self, name):
         if name == "image_attention_mask":

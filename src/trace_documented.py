@@ -15,31 +15,21 @@ LONG = r"sequence|seq_len|length|tokens|num_steps"
 
 def documented(guesses, name):
     """Returns the likely values of an argument by the documentation of forward; none where it does not give the sizes."""
-    shape = re.search(r"of shape\s*`?\(([^()]*)\)", line_about(guesses, name))
+    said = re.search(rf"^\s*{re.escape(name)}\s*\(([^\n]*)", guesses.model.forward.__doc__ or "", re.MULTILINE)
+    shape = said and re.search(r"of shape\s*`?\(([^()]*)\)", said[1])
     if not shape:
         return []
     words = [word.strip(" `") for word in shape[1].split(",")]
     sizes = [size_of(guesses, word) for word in words if word]
     if not sizes or None in sizes:
         return []
-    kind = documented_type(guesses, name)
-    if kind == "Bool":
+    kind = re.search(r"(Long|Int|Bool)Tensor", said[1])
+    if not kind:
+        return [drawn(*sizes)]
+    if kind[1] == "Bool":
         return [{"shape": sizes, "dtype": "bool"}]
-    if kind in ("Long", "Int"):
-        # A count, a length or a truth is 1 here, where there is one of all; what else is left is an index.
-        return [whole(1, 2, *sizes), whole(0, 1, *sizes), whole(0, 2, *sizes)]
-    return [drawn(*sizes)]
-
-
-def documented_type(guesses, name):
-    """Returns the type of an argument's tensor, such as "Long"; None where it may be any."""
-    found = re.search(r"(Long|Int|Bool|Float)Tensor", line_about(guesses, name))
-    return found and found[1]
-
-
-def line_about(guesses, name):
-    found = re.search(rf"^\s*{re.escape(name)}\s*\(([^\n]*)", guesses.model.forward.__doc__ or "", re.MULTILINE)
-    return found[1] if found else ""
+    # A count, a length or a truth is 1 here, where there is one of all; what else is left is an index.
+    return [whole(1, 2, *sizes), whole(0, 1, *sizes), whole(0, 2, *sizes)]
 
 
 def size_of(guesses, word):

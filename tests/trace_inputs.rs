@@ -259,9 +259,13 @@ fn a_config_is_enough() {
         t.Siglip2Config(text_config=dict(vocab_size=64, max_position_embeddings=16, **tower), vision_config=dict(num_patches=4,\n\
         patch_size=16, **tower), architectures=['Siglip2Model']).save_pretrained('packed')\n\
         t.ASTConfig(num_mel_bins=32, max_length=64, patch_size=16, **tower).save_pretrained('spectrum')\n\
-        sees = dict(model_type='swin', embed_dim=8, depths=[1] * 4, num_heads=[1] * 4, out_indices=[1, 2, 3])\n\
-        t.OmDetTurboConfig(use_timm_backbone=False, backbone_config=sees, text_config=dict(model_type='clip_text_model',\n\
-        vocab_size=50, **tower), architectures=['OmDetTurboForObjectDetection']).save_pretrained('unknown')\n\
+        t.IdeficsConfig(vocab_size=50, additional_vocab_size=2, use_resampler=False, cross_layer_interval=1, **tower,\n\
+        vision_config=dict(embed_dim=32, image_size=32, patch_size=16, intermediate_size=64, num_hidden_layers=1,\n\
+        num_attention_heads=4), architectures=['IdeficsModel']).save_pretrained('crossed')\n\
+        t.Qwen2AudioConfig(audio_token_index=49, text_config=dict(model_type='qwen2', vocab_size=50, num_key_value_heads=4,\n\
+        **tower), audio_config=dict(d_model=32, num_mel_bins=8, encoder_layers=1, encoder_attention_heads=4,\n\
+        encoder_ffn_dim=64, max_source_positions=16), architectures=['Qwen2AudioForConditionalGeneration'])\\\n\
+        .save_pretrained('sounds')\n\
         t.BertConfig(vocab_size=50, **tower, architectures=['BertForMultipleChoice']).save_pretrained('choices')\n\
         t.VideoMAEConfig(num_frames=2, image_size=32, patch_size=16, decoder_hidden_size=16, decoder_intermediate_size=16,\n\
         decoder_num_hidden_layers=1, decoder_num_attention_heads=2, **tower,\n\
@@ -328,6 +332,27 @@ fn a_config_is_enough() {
         // The second guess and the third: the first that forward takes is told.
         ("states", &[], "inputs=1x128x8", &["inputs [1, 128, 8] None"]),
         ("spectrum", &[], "input_values=1x64x32", &["input_values [1, 64, 32] None"]),
+        (
+            "crossed",
+            &[],
+            "pixel_values=1x1x3x32x32 --input image_attention_mask=1x128x1:int64:1..2",
+            &[
+                "input_ids [1, 128] Some((0.0, 50.0))",
+                "pixel_values [1, 1, 3, 32, 32] None",
+                "image_attention_mask [1, 128, 1] Some((1.0, 2.0))",
+            ],
+        ),
+        // As many words as the sound takes in their place.
+        (
+            "sounds",
+            &[],
+            "input_ids=1x8:int64:49..50 --input input_features=1x8x32",
+            &[
+                "input_ids [1, 8] Some((49.0, 50.0))",
+                "input_features [1, 8, 32] None",
+                "feature_attention_mask [1, 32] Some((1.0, 2.0))",
+            ],
+        ),
         ("choices", &[], "input_ids=1x2x128:int64:0..50", &["input_ids [1, 2, 128] Some((0.0, 50.0))"]),
         (
             "masked",
@@ -368,12 +393,6 @@ fn a_config_is_enough() {
         assert_eq!(said.contains("example inputs"), !note.is_empty(), "{said}");
         assert!(said.contains(note), "{said}");
     }
-    let said = refuse_hf(&python, &fs::read_to_string(folder.path().join("unknown/config.json")).unwrap());
-    assert!(said.contains("does not give the size of its inputs classes_structure"), "{said}");
-    assert!(
-        said.contains("hint: give them all: --input pixel_values=SHAPE[:DTYPE] --input classes_input_ids="),
-        "{said}"
-    );
     let said = refuse_hf(&python, "{\"model_type\": \"nosuch\"}");
     assert!(said.contains("model type `nosuch`"), "{said}");
 }
@@ -420,22 +439,32 @@ fn what_forward_keeps_of_parameters_is_traced() {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
     let source = "import torch\n\
+        class Table:\n\
+        \x20   def __init__(self):\n\
+        \x20       self.found, self.count = {}, 0\n\
+        \x20   def put(self, key, value):\n\
+        \x20       assert self.count == len(self.found)\n\
+        \x20       self.found[key], self.count = (value, None), self.count + 1\n\
         class Cached(torch.nn.Module):\n\
         \x20   def __init__(self):\n\
         \x20       super().__init__()\n\
         \x20       self.bias = torch.nn.Parameter(torch.randn(8))\n\
         \x20       self.kept, self.last, self.order = {}, None, torch.arange(7, -1, -1)\n\
+        \x20       self.table = Table()\n\
         \x20   def forward(self, x):\n\
         \x20       if 'bias' not in self.kept:\n\
         \x20           self.kept['bias'] = self.bias[self.order]\n\
         \x20       if self.last is None:\n\
         \x20           self.last = self.bias * 2\n\
-        \x20       return x + self.kept['bias'] + self.last\n";
+        \x20       if 'exp' not in self.table.found:\n\
+        \x20           self.table.put('exp', self.bias.exp())\n\
+        \x20       return x + self.kept['bias'] + self.last + self.table.found['exp'][0]\n";
     fs::write(folder.path().join("cached.py"), source).unwrap();
     let target = format!("{}:Cached", folder.path().join("cached.py").display());
     let (program, said) = trace(&python, folder.path(), &[&target, "--input", "2x8"]);
     assert_eq!(said, "");
-    assert_eq!(operators(&program), ["aten::index", "aten::mul", "aten::add", "aten::add"]);
+    let expected = ["aten::index", "aten::mul", "aten::exp", "aten::add", "aten::add", "aten::add"];
+    assert_eq!(operators(&program), expected);
 }
 
 /// Parameters that no module lists: the attribute is named, and torch's dump of the tensor is not shown.
