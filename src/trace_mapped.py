@@ -91,16 +91,16 @@ def over_all_hits(watch):
 
         def __torch_function__(self, function, types, arguments=(), keywords=None):
             found = function(*arguments, **(keywords or {}))
-            if not torch._C._is_tracing():
+            name, given = getattr(function, "__name__", ""), arguments[0] if arguments else None
+            if not (torch._C._is_tracing() and isinstance(given, torch.Tensor)):
                 return found
-            name = getattr(function, "__name__", "")
-            if name == "nonzero" and isinstance(found, torch.Tensor) and arguments[0].dim() == 1 and len(arguments[0]) <= MOST_HITS:
+            if name == "nonzero" and isinstance(found, torch.Tensor) and given.dim() == 1 and int(given.shape[0]) <= MOST_HITS:
                 # The tensor is kept, so that no other gets its id.
-                self.counts[id(found)] = (found, arguments[0].shape[0])
+                self.counts[id(found)] = (found, int(given.shape[0]))
                 watch.followed.add(id(found))
-            elif name == "unbind" and id(arguments[0]) in self.counts and watch.is_of_data(arguments[0], True):
-                count = self.counts[id(arguments[0])][1]
-                return torch.arange(count, device=arguments[0].device).view(count, 1).unbind()
+            elif name == "unbind" and id(given) in self.counts and watch.is_of_data(given, True):
+                count = self.counts[id(given)][1]
+                return torch.arange(count, device=given.device).view(count, 1).unbind()
             return found
 
     return OverAllHits()

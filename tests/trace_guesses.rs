@@ -106,5 +106,8 @@ fn loops_over_the_experts_that_were_hit_run_over_all() {
     let (is_traced, said) = traced(&["--arg", "added=1.0"]);
     assert!(!is_traced);
     assert!(said.contains("the trace is not the model: on another input of the same sizes"), "{said}");
-    assert!(said.contains("experts.py:10: a loop over the rows that data chose runs over all of them"), "{said}");
+    assert!(
+        said.contains("experts.py:10: a loop over the rows that data chose runs over all of them"),
+        "{said}"
+    );
 }
