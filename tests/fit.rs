@@ -140,6 +140,33 @@ fn faults_are_shown_with_row_and_column() {
     insta::assert_snapshot!("fit_unknown_column", shown.replace(&map, "map.yaml"));
 }
 
+/// Four ranks on a link of 5 µs and 10 GB/s, without noise: a message to the next rank is one hop, an exchange among all is three.
+#[test]
+fn messages_to_neighbours_tell_the_same_link_as_exchanges_among_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (latency, bandwidth) = (5.0, 1e4);
+    let table = |name: &str, hops: f64, share: f64| {
+        let mut text = format!("# Collective test starting: {name}_perf\n");
+        for rank in 0..4 {
+            text += &format!("#  Rank {rank:2} Group  0 Pid  1 on  host device  {rank} [{rank}] cpu\n");
+        }
+        text += "#       size   count   type   redop   root   time   algbw   busbw\n";
+        for size in [16_384_u32, 262_144, 4_194_304, 67_108_864].map(f64::from) {
+            let time = hops * latency + share * size / bandwidth;
+            text += &format!("{size} {} float none -1 {time:.3} {:.3} 0\n", size / 4.0, size / time / 1e3);
+        }
+        text
+    };
+    for tables in [table("sendrecv", 1.0, 1.0), table("alltoall", 3.0, 0.75) + &table("sendrecv", 1.0, 1.0)] {
+        std::fs::write(folder.path().join("links.txt"), tables).expect("written");
+        let done = fit().arg(folder.path().join("links.txt")).output().expect("ran");
+        let shown = String::from_utf8_lossy(&done.stdout).into_owned();
+        assert!(shown.contains("sendrecv of 4 ranks on 1 host, 4 sizes"), "{shown}");
+        assert!(shown.contains("bandwidth: 1e10, latency: 5e-6"), "{shown}");
+        assert_eq!(shown.matches("error 0.0 % at the median").count(), shown.matches(" sizes from ").count());
+    }
+}
+
 #[test]
 fn the_output_of_nccl_tests_becomes_a_level_of_a_cluster() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -60,6 +60,122 @@ fn without_libtorch_it_says_how_to_build() {
     assert!(!folder.path().join("p.csv").exists());
 }
 
+/// Two processes over gloo, up to 1 MiB and for some seconds.
+const LINKS: [&str; 6] = ["--links", "-o", "links.txt", "--largest", "1MiB", "--minutes=0.05"];
+/// What is said where other work hides the link: small messages take as long as large ones.
+const HIDDEN: &str = "the sizes do not separate latency from bandwidth";
+
+#[test]
+fn two_processes_measure_the_link_between_them() {
+    let Some(python) = needs::python() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let python = python.display().to_string();
+    let (code, answer, error) =
+        profile(folder.path(), &[&LINKS[..], &["--python", &python, "--format", "json"]].concat());
+    assert!(code == 0 || error.contains(HIDDEN) && error.contains("while nothing else runs"), "{error}");
+    let text = std::fs::read_to_string(folder.path().join("links.txt")).expect("tables");
+    let tests = schema::read_nccl_tests(&text).expect("the form of nccl-tests");
+    let names: Vec<&str> = tests.iter().map(|test| test.collective.as_str()).collect();
+    assert_eq!(names, ["all_reduce", "reduce_scatter", "all_gather", "alltoall", "broadcast", "sendrecv"]);
+    for test in &tests {
+        assert_eq!((test.ranks, test.hosts), (2, 1));
+        let sizes: Vec<u64> = test.rows.iter().map(|(bytes, _)| *bytes).collect();
+        assert_eq!(sizes, [1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576], "{}", test.collective);
+    }
+    // A time is that of one call: what stands beside it follows from it.
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let cells: Vec<f64> = line.split_whitespace().filter_map(|cell| cell.parse().ok()).collect();
+        // Of the words, none is a number; the root is -1.
+        let [size, count, _, time, algorithm, _] = cells[..] else { panic!("`{line}` has other columns") };
+        assert!(size == 4.0 * count && (size / time / 1e3 - algorithm).abs() < 1e-3, "{line}");
+        assert!((1.0..1e6).contains(&time), "{line}");
+    }
+    // The answer is what `fit` says of the file.
+    let fit = ["fit", "links.txt", "--format", "json"];
+    let fitted = command().args(fit).current_dir(folder.path()).output().expect("the command starts");
+    assert_eq!(String::from_utf8_lossy(&fitted.stdout), answer);
+}
+
+/// As torchrun starts them: the first writes, the other is silent.
+#[test]
+fn ranks_of_torchrun_measure_together_and_one_answers() {
+    let Some(python) = needs::python() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = free.local_addr().expect("an address").port().to_string();
+    drop(free);
+    let rank = |rank: &str, rest: &[&str]| {
+        let mut one = command();
+        one.arg("profile").args(LINKS).args(rest).arg("--python").arg(&python).current_dir(folder.path());
+        one.envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("GLOO_SOCKET_IFNAME", "lo")]);
+        one.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+        one.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        one.spawn().expect("it starts")
+    };
+    let ranks = [rank("0", &[]), rank("1", &[])];
+    let [first, other] = ranks.map(|rank| rank.wait_with_output().expect("it ends"));
+    let said = String::from_utf8_lossy(&first.stdout).into_owned();
+    assert!(first.status.success() && other.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
+    assert!(
+        said.contains("latency ") && said.contains("model-analyze fit links.txt -o level.yaml"),
+        "{said}"
+    );
+    assert!(other.stdout.is_empty(), "{}", String::from_utf8_lossy(&other.stdout));
+    let wrong = rank("0", &["--ranks", "4"]).wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(
+        said.contains("torchrun has started 2 ranks, not 4") && said.contains("leave out --ranks"),
+        "{said}"
+    );
+}
+
+#[test]
+fn what_keeps_links_from_being_measured_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let refused = |arguments: &[&str], expected: &[&str]| {
+        let (code, _, error) = profile(folder.path(), &[&LINKS[..3], arguments].concat());
+        assert_eq!(code, 2, "{error}");
+        for part in expected {
+            assert!(error.contains(part), "{arguments:?}: {error}");
+        }
+        assert!(!folder.path().join("links.txt").exists());
+    };
+    refused(&["--device", "cuda:1"], &["--links joins several devices, not `cuda:1` alone", "--device cuda"]);
+    refused(&["--largest", "1KiB"], &["--largest is less than 1 MiB"]);
+    refused(&["--ranks", "1"], &["2..=1024"]);
+    refused(&["--kinds", "linear"], &["'--links' cannot be used with '--kinds"]);
+    refused(&["--python", "no-such-python"], &["cannot run no-such-python", "--python .venv/bin/python"]);
+    let Some(python) = needs::python() else { return };
+    let python = python.display().to_string();
+    if !has_gpus(&python) {
+        refused(&["--python", &python, "--device", "cuda"], &["has no GPU: 0 are here", "--ranks"]);
+    }
+    // An interpreter without torch, as it looks to the script.
+    std::fs::write(folder.path().join("torch.py"), "raise ImportError('none')").expect("written");
+    let mut bare = command();
+    bare.arg("profile").args(LINKS).args(["--python", &python]).env("PYTHONPATH", folder.path());
+    let output = bare.current_dir(folder.path()).output().expect("the command starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("has no torch") && said.contains("with --python"), "{said}");
+    // A rank that dies takes the others with it, and is named.
+    let dying = "import os, sys\nif not hasattr(os, 'was'):\n    os.was = os.fork\n    def fork():\n        \
+                 fork.n += 1\n        process = os.was()\n        if process == 0 and fork.n == 2: os.kill(os.getpid(), 9)\n        \
+                 return process\n    fork.n = 0\n    os.fork = fork\n";
+    std::fs::remove_file(folder.path().join("torch.py")).expect("removed");
+    std::fs::write(folder.path().join("sitecustomize.py"), dying).expect("written");
+    let mut one = command();
+    one.arg("profile").args(LINKS).args(["--python", &python]).env("PYTHONPATH", folder.path());
+    let output = one.current_dir(folder.path()).output().expect("the command starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("rank 1 was ended by signal 9"), "{said}");
+}
+
+fn has_gpus(python: &str) -> bool {
+    let asks = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)";
+    Command::new(python).args(["-c", asks]).status().is_ok_and(|status| status.success())
+}
+
 #[cfg(feature = "torch")]
 mod with_libtorch {
     use std::{collections::BTreeMap, fs, time::Duration};

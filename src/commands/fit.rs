@@ -1,6 +1,6 @@
 //! `model-analyze fit`: fits a cost model to measured times, and reports its held-out errors.
 
-mod links;
+pub mod links;
 mod picture;
 
 use std::path::{Path, PathBuf};

@@ -9,7 +9,7 @@ mod completions;
 mod devices;
 mod diff;
 pub mod emit;
-mod fit;
+pub mod fit;
 mod graph;
 mod inspect;
 mod man;

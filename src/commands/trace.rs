@@ -435,12 +435,13 @@ fn utf8(path: &OsStr) -> Result<&str, Failure> {
 }
 
 /// One line on the terminal about the current work; silent if there is no terminal.
-struct Progress {
+pub struct Progress {
     bar: Option<indicatif::ProgressBar>,
 }
 
 impl Progress {
-    fn new() -> Self {
+    /// Begins with an empty line.
+    pub fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = indicatif::ProgressBar::new_spinner();
             bar.enable_steady_tick(std::time::Duration::from_millis(100));
@@ -449,20 +450,23 @@ impl Progress {
         Self { bar }
     }
 
-    fn step(&self, step: &str) {
+    /// Replaces the line.
+    pub fn step(&self, step: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(step.to_owned());
         }
     }
 
-    fn note(&self, note: &str) {
+    /// Prints a note above the line.
+    pub fn note(&self, note: &str) {
         match &self.bar {
             Some(bar) => bar.println(format!("note: {note}")),
             None => crate::failure::note(note),
         }
     }
 
-    fn finish(&self) {
+    /// Removes the line.
+    pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

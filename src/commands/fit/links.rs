@@ -15,16 +15,11 @@ pub fn fit(paths: &[PathBuf]) -> Result<FittedLinks, Failure> {
         let in_file = |what: String| Failure::input(format!("{}: {what}", path.display()));
         let read = schema::read_nccl_tests(&text).map_err(|error| in_file(error.to_string()))?;
         for test in &read {
-            let collective = collective(&test.collective).ok_or_else(|| {
+            let formula = formula(test).ok_or_else(|| {
                 in_file(format!("there is no formula for the time of `{}`", test.collective))
-                    .with_hint(format!("measure one of {}", NAMES.map(|(name, _)| name).join(", ")))
+                    .with_hint(format!("measure one of {}, {SEND}", NAMES.map(|(name, _)| name).join(", ")))
             })?;
-            rows.extend(test.rows.iter().map(|(bytes, seconds)| Measured {
-                collective,
-                ranks: test.ranks,
-                bytes: *bytes,
-                nanoseconds: seconds * 1e9,
-            }));
+            rows.extend(test.rows.iter().map(|(bytes, seconds)| formula(*bytes, seconds * 1e9)));
         }
         tests.extend(read);
     }
@@ -88,8 +83,24 @@ const NAMES: [(&str, Collective); 5] = [
     ("broadcast", Collective::Broadcast),
 ];
 
-fn collective(name: &str) -> Option<Collective> {
-    NAMES.iter().find(|(known, _)| *known == name).map(|(_, collective)| *collective)
+/// Each rank sends to the next one and receives from the one before.
+const SEND: &str = "sendrecv";
+
+/// Returns what a row of a table measures, by its bytes and nanoseconds.
+fn formula(test: &NcclTest) -> Option<impl Fn(u64, f64) -> Measured + use<>> {
+    // A message to a neighbour is one hop and all of its bytes: as gathering twice as much between two ranks.
+    let (collective, ranks, times) = if test.collective == SEND {
+        (Collective::AllGather, 2, 2)
+    } else {
+        let found = NAMES.iter().find(|(known, _)| *known == test.collective)?;
+        (found.1, test.ranks, 1)
+    };
+    Some(move |bytes: u64, nanoseconds| Measured {
+        collective,
+        ranks,
+        bytes: bytes.saturating_mul(times),
+        nanoseconds,
+    })
 }
 
 fn answer(test: &NcclTest, errors: &[f64]) -> FittedCollective {
