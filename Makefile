@@ -3,7 +3,7 @@ PYTHON ?= python3
 
 .PHONY: test lint wheel notebook site without-peers demo bench bench-read bench-plan bench-cost bench-published bench-multi bench-memory bench-language bench-gpu bench-simulate bench-schedules bench-offload \
 	bench-emit bench-stages bench-split bench-executed bench-dtensor gpu oracle exports-load tp-plans zoo-stages zoo-shards zoo-two-way zoo-priority zoo-hybrid zoo-host-optimizer zoo-stragglers zoo-training zoo-killed zoo-without-flush bands finer-cuts properties fuzz sanitize deny fixtures zoo hostile \
-	cost-model cost-model-gpu bench-shipped pictures programs
+	cost-model cost-model-gpu instructions bench-shipped pictures programs
 
 # Says last how many tests passed, failed, and did nothing for want of something.
 test: .venv/ready
@@ -121,6 +121,10 @@ bench-memory: .venv/ready
 # Language models on A100 and H100 beside published throughput (needs ../shared/data and the traces of bench-memory).
 bench-language: bench-memory
 	.venv/bin/python fixtures/published_language.py target/release/model-analyze ../shared/data/published out/memory
+
+# Bytes and instructions of kernels that instructions bound, for cost-model/src/instructions.rs, from operators on an H100 and an H200.
+instructions: .venv/ready
+	.venv/bin/python fixtures/instructions.py
 
 # The curves that ship for GPUs beside rows that were kept aside: shapes of known models, in another session (needs ../shared/data).
 bench-shipped:

@@ -2,6 +2,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod batch_dependence;
+mod broadcast_gradients;
 mod cache;
 mod calls;
 mod curve;
@@ -14,6 +15,7 @@ mod fit;
 mod float8;
 mod group;
 mod host;
+mod instructions;
 mod model;
 mod nnls;
 mod parts;

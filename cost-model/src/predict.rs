@@ -15,6 +15,7 @@ use schema::{Bytes, Phase, Seconds, WorkSize, kinds};
 
 use crate::{
     batch_dependence::depends_on_batch,
+    broadcast_gradients,
     cache::{Warmth, moved, warmth},
     calls,
     efficiency::{self, Sort, Use},
@@ -22,6 +23,7 @@ use crate::{
     float8::Float8,
     group::{CONVOLUTION, NATIVE},
     host::{HostTimes, is_native},
+    instructions::{self, Instructions},
     model::CostModel,
     parts::Parts,
     recurrent::{self, Products},
@@ -309,9 +311,10 @@ impl<'a> Predictor<'a> {
         } else {
             self.busy(&subject, wants_gradient, &mut own)
         };
-        if let Some(sums) = self.gradient_sums(operator) {
-            own.input_gradient = combine([own.input_gradient, sums.0].into_iter());
-            own.source = own.source.max(sums.1);
+        let sums = [self.gradient_sums(operator), self.broadcast_sums(&subject, wants_gradient)];
+        for (time, source) in sums.into_iter().flatten() {
+            own.input_gradient = combine([own.input_gradient, time].into_iter());
+            own.source = own.source.max(source);
         }
         self.cold_code(operator, is_whole, &mut own);
         own
@@ -505,6 +508,32 @@ impl<'a> Predictor<'a> {
             sums.extend(std::iter::repeat_n(one, readers - 1));
         }
         (!sums.is_empty()).then(|| (combine(sums.into_iter()), source))
+    }
+
+    /// Gradients of operands that were broadcast are summed over the dimensions that they were broadcast to. Processors are left
+    /// out: their whole models are predicted well without.
+    fn broadcast_sums(
+        &mut self,
+        subject: &Subject<'a>,
+        wants_gradient: bool,
+    ) -> Option<(Estimate, TimeSource)> {
+        let Subject { operator, machine, dtype, .. } = subject;
+        if !wants_gradient || machine.is_processor() {
+            return None;
+        }
+        let scale = self.scale(operator);
+        let parts = self.options.parts;
+        let is_image = self.is_image(operator);
+        let mut times = Vec::new();
+        for sum in broadcast_gradients::sums(self.graph, operator) {
+            let products = sum.product.map(|size| (&[kinds::MUL, kinds::ADD][..], size));
+            for (kinds, size) in products.into_iter().chain([(&[kinds::COPY][..], sum.read)]) {
+                let size = parts.of(scaled(size, scale), is_image);
+                times.push(self.other(kinds, size, dtype, machine));
+            }
+        }
+        let source = times.iter().map(|(_, source)| *source).max()?;
+        Some((combine(times.into_iter().map(|(time, _)| time)), source))
     }
 
     /// Tells whether tensors come out, or one number of many: a loss, a mean.
@@ -749,6 +778,9 @@ impl<'a> Predictor<'a> {
         let (read, written) = ((cost.read_bytes as f64 - fixed) * scale, cost.written_bytes as f64 * scale);
         let parts = self.options.parts;
         let traffic = parts.traffic(cost.forward_flops > 0, read, fixed, written);
+        if let Some(seconds) = self.by_instructions(subject, phase, traffic) {
+            return seconds;
+        }
         let (flops, bytes) = match phase {
             Phase::InputGradient => {
                 let flops = cost.backward_flops_input as f64;
@@ -758,7 +790,9 @@ impl<'a> Predictor<'a> {
                 }
                 // Gradients of both operands, as of a product of activations, are two products.
                 let products = if is_product { flops / cost.forward_flops as f64 } else { 1.0 };
-                (flops, traffic * sort.gradient_traffic(kernel(operator)) * products)
+                let own = broadcast_gradients::product_traffic(self.graph, operator);
+                let gradient = own.unwrap_or_else(|| sort.gradient_traffic(kernel(operator)));
+                (flops, traffic * gradient * products)
             }
             Phase::WeightGradient => {
                 if cost.backward_flops_weight == 0 {
@@ -771,6 +805,24 @@ impl<'a> Predictor<'a> {
         };
         let peak = sort.peak(&self.model.figures, machine);
         rates.seconds(phase, flops * scale / parts.all() / peak, bytes / machine.bandwidth, machine.launch)
+    }
+
+    /// Returns the time of a kernel that instructions bound, given the bytes of its forward pass; nothing where bytes bound it.
+    fn by_instructions(&self, subject: &Subject<'a>, phase: Phase, traffic: f64) -> Option<f64> {
+        let Subject { machine, shape, .. } = subject;
+        let figures = &self.model.figures;
+        let rate = instructions::rate(figures)?;
+        let shape = shape.as_ref()?;
+        // Channels that lie side by side have cuDNN's kernels.
+        if shape.name() == kinds::DEPTHWISE_CONVOLUTION_CHANNELS_LAST {
+            return None;
+        }
+        let instructions = shape.find(|kind| Instructions::of(kind, &shape.size, subject.dtype, phase))?;
+        let operations = Work::of(shape.size, Phase::Forward, machine.element).flops;
+        let copies = efficiency::copies(figures);
+        let elements = traffic / machine.element;
+        let bytes = traffic / machine.bandwidth;
+        Some(machine.launch + instructions.seconds(rate, elements, operations, bytes, copies))
     }
 }
 

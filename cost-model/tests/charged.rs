@@ -12,8 +12,8 @@ const CONSTANTS: &str = "  %one : int = prim::Constant[value=1]()
   %quarter : float = prim::Constant[value=0.25]()
 ";
 
-/// Seconds of the forward pass over some operators.
-fn seconds(device: &str, inputs: &str, operators: &str) -> f64 {
+/// Seconds of the forward and of the backward pass over some operators.
+fn passes(device: &str, inputs: &str, operators: &str) -> (f64, f64) {
     let text = format!("graph({inputs}):\n{CONSTANTS}{operators}\n  return (%out)\n");
     let program = tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
@@ -23,7 +23,13 @@ fn seconds(device: &str, inputs: &str, operators: &str) -> f64 {
         // What the host takes is another question.
         model.overhead = Some(schema::CallOverhead { call: 0.0, recording: 0.0, backward: 0.0, cold: 0.0 });
     }
-    predict(&graph, &graph::costs(&graph), &model, &PredictOptions::default()).total().forward.seconds
+    let whole = predict(&graph, &graph::costs(&graph), &model, &PredictOptions::default()).total();
+    (whole.forward.seconds, whole.backward().seconds)
+}
+
+/// Seconds of the forward pass.
+fn seconds(device: &str, inputs: &str, operators: &str) -> f64 {
+    passes(device, inputs, operators).0
 }
 
 const DEVICES: [&str; 3] = ["CPU-XEON-AMX-1T", "A100-SXM4-80GB", "T4"];
@@ -74,6 +80,75 @@ fn a_number_or_a_bias_is_no_second_tensor() {
         near(device, scaled, plain, 0.1);
         near(device, shifted, plain, 0.1);
         assert!(sum > 1.25 * plain, "{device}: {sum:e} {plain:e}");
+    }
+}
+
+/// The gradient of what was broadcast is a sum that reads a whole tensor; of a factor, also a product that is written and read.
+#[test]
+fn gradients_of_broadcast_operands_are_sums() {
+    let trained = X.replace("requires_grad=0", "requires_grad=1");
+    let bytes = 4.0 * 512.0 * 12.0 * 128.0 * 64.0;
+    for device in ["A100-SXM4-80GB", "T4", "H100-SXM5-80GB", "RTX-4090"] {
+        let extra = |operator: &str| {
+            let backward = |wants: u8| {
+                let operand = format!("%b : Float(64, strides=[1], requires_grad={wants}, device=cpu)");
+                passes(device, &format!("{trained}, {operand}"), operator).1
+            };
+            (backward(1) - backward(0)) * catalogue()[device].memory_bandwidth.0 / bytes
+        };
+        let (shift, factor) = (
+            extra("  %out : Tensor = aten::add(%x, %b, %one)"),
+            extra("  %out : Tensor = aten::mul(%x, %b)"),
+        );
+        assert!((0.9..1.6).contains(&shift), "{device}: {shift}");
+        assert!((3.6..6.0).contains(&factor), "{device}: {factor}");
+        // An operand of the result's size has its gradient without a sum.
+        let pair = format!("{trained}, {}", trained.replace("%x", "%y"));
+        let both = passes(device, &pair, "  %out : Tensor = aten::mul(%x, %y)").1;
+        let moved = both * catalogue()[device].memory_bandwidth.0 / bytes;
+        assert!((5.4..9.0).contains(&moved), "{device}: {moved}");
+    }
+}
+
+/// A bias is added by the product itself; its gradient is a sum over all rows.
+#[test]
+fn gradients_of_biases_read_the_results_gradient() {
+    let backward = |wants: u8| {
+        let parameter = |name: &str, sizes: &str, strides: &str, wants: u8| {
+            format!(
+                "  %{name} : Float({sizes}, strides=[{strides}], requires_grad={wants}, device=cpu) = prim::GetAttr[name=\"{name}\"](%self)\n"
+            )
+        };
+        let operators = parameter("w", "1024, 1024", "1024, 1", 1)
+            + &parameter("b", "1024", "1", wants)
+            + "  %out : Tensor = aten::linear(%x, %w, %b)";
+        let inputs = "%self : __torch__.Layer, %x : Float(65536, 1024, strides=[1024, 1], requires_grad=1, device=cpu)";
+        passes("A100-SXM4-80GB", inputs, &operators).1
+    };
+    let read = 4.0 * 65536.0 * 1024.0 / catalogue()["A100-SXM4-80GB"].memory_bandwidth.0;
+    let extra = (backward(1) - backward(0)) / read;
+    assert!((0.9..1.6).contains(&extra), "{extra}");
+}
+
+/// Bytes bound a copy, instructions a max pool: 16 bits halve the one time and hardly change the other.
+#[test]
+fn kernels_that_instructions_bound_are_no_faster_in_16_bits() {
+    let pair =
+        "  %pair : int[] = prim::ListConstruct(%two, %two)\n  %ones : int[] = prim::ListConstruct(%one, %one)
+  %none_around : int[] = prim::ListConstruct(%zero, %zero)\n";
+    let zero = "  %zero : int = prim::Constant[value=0]()\n";
+    let pool =
+        format!("{zero}{pair}  %out : Tensor = aten::max_pool2d(%x, %pair, %pair, %none_around, %ones, %no)");
+    for device in ["RTX-4090", "RTX-5090", "RTX-3090"] {
+        let ratio = |operator: &str| {
+            let [wide, narrow] = ["Float", "Half"]
+                .map(|dtype| passes(device, &images(dtype, [512, 64, 112], false), operator));
+            (wide.0 / narrow.0, wide.1 / narrow.1)
+        };
+        let copied = ratio("  %out : Tensor = aten::relu(%x)");
+        let pooled = ratio(&pool);
+        near(device, copied.0, 2.0, 0.02);
+        assert!(pooled.0 < 1.5 && pooled.1 < 1.3, "{device}: {pooled:?}");
     }
 }
 
