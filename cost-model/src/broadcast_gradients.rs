@@ -91,7 +91,7 @@ fn result(graph: &ModelGraph, operator: &Operator) -> Option<Vec<u64>> {
 }
 
 fn elements(sizes: &[u64]) -> u64 {
-    sizes.iter().product()
+    sizes.iter().copied().fold(1, u64::saturating_mul)
 }
 
 fn halved(size: WorkSize) -> WorkSize {
