@@ -151,10 +151,7 @@ pub(crate) fn estimate(device: &DeviceType, kind: &str, work: &Work, machine: &M
         // Rows of 16 bits are taken for bfloat16: measured ones are nearly all.
         let dtype = if machine.element == 2.0 { "bfloat16" } else { "float32" };
         let instructions = Instructions::of(kind, &work.size, dtype, phase)?;
-        let elements = forward.bytes() / machine.element;
-        let bytes = forward.bytes() / machine.bandwidth;
-        let rate = instructions::rate(device).filter(|_| !machine.is_processor())?;
-        Some(machine.launch + instructions.seconds(rate, elements, forward.flops, bytes, copies(device)))
+        by_instructions(device, instructions, machine, forward.bytes(), forward.flops)
     };
     let about = |phase: Phase, passes: f64| {
         if let Some(seconds) = issued(phase) {
@@ -211,8 +208,22 @@ const COPIES: f64 = 1.25;
 const PROCESSOR_COPIES: f64 = 1.67;
 
 /// Returns the time of plain copies relative to the bandwidth.
-pub(crate) fn copies(device: &DeviceType) -> f64 {
+fn copies(device: &DeviceType) -> f64 {
     device.copy_slowdown.unwrap_or(COPIES)
+}
+
+/// Returns the seconds of a kernel that instructions bound, given the bytes and operations of its forward pass; nothing where the
+/// device's rate of instructions is not known.
+pub(crate) fn by_instructions(
+    device: &DeviceType,
+    instructions: Instructions,
+    machine: &Machine,
+    traffic: f64,
+    operations: f64,
+) -> Option<f64> {
+    let rate = instructions::rate(device).filter(|_| !machine.is_processor())?;
+    let (elements, bytes) = (traffic / machine.element, traffic / machine.bandwidth);
+    Some(machine.launch + instructions.seconds(rate, elements, operations, bytes, copies(device)))
 }
 
 /// Returns how a device runs a sort of kernels.

@@ -23,7 +23,7 @@ use crate::{
     float8::Float8,
     group::{CONVOLUTION, NATIVE},
     host::{HostTimes, is_native},
-    instructions::{self, Instructions},
+    instructions::Instructions,
     model::CostModel,
     parts::Parts,
     recurrent::{self, Products},
@@ -810,8 +810,6 @@ impl<'a> Predictor<'a> {
     /// Returns the time of a kernel that instructions bound, given the bytes of its forward pass; nothing where bytes bound it.
     fn by_instructions(&self, subject: &Subject<'a>, phase: Phase, traffic: f64) -> Option<f64> {
         let Subject { machine, shape, .. } = subject;
-        let figures = &self.model.figures;
-        let rate = instructions::rate(figures)?;
         let shape = shape.as_ref()?;
         // Channels that lie side by side have cuDNN's kernels.
         if shape.name() == kinds::DEPTHWISE_CONVOLUTION_CHANNELS_LAST {
@@ -819,10 +817,7 @@ impl<'a> Predictor<'a> {
         }
         let instructions = shape.find(|kind| Instructions::of(kind, &shape.size, subject.dtype, phase))?;
         let operations = Work::of(shape.size, Phase::Forward, machine.element).flops;
-        let copies = efficiency::copies(figures);
-        let elements = traffic / machine.element;
-        let bytes = traffic / machine.bandwidth;
-        Some(machine.launch + instructions.seconds(rate, elements, operations, bytes, copies))
+        efficiency::by_instructions(&self.model.figures, instructions, machine, traffic, operations)
     }
 }
 

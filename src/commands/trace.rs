@@ -265,28 +265,11 @@ impl Trace {
 
     /// Runs the script and returns its last message.
     fn converse(&self, request: &Value) -> Result<Value, Failure> {
-        let conversation = Conversation::start(&self.python, &[], SCRIPT, request)
-            .map_err(|error| self.no_interpreter(&error))?;
-        let progress = Progress::new();
-        let last = conversation.finish(|value| {
-            if let Some(step) = value.get("step").and_then(Value::as_str) {
-                progress.step(step);
-            } else if let Some(note) = value.get("note").and_then(Value::as_str) {
-                progress.note(note);
-            }
-        });
-        progress.finish();
-        let last = last?;
+        let last = converse(&self.python, SCRIPT, request)?;
         match last.get("done") {
             Some(done) => Ok(done.clone()),
             None => Err(self.python_failure(&last["error"])),
         }
-    }
-
-    fn no_interpreter(&self, error: &std::io::Error) -> Failure {
-        Failure::input(format!("cannot run {}: {error}", self.python)).with_hint(
-            "name an interpreter that has torch: --python .venv/bin/python, or set MODEL_ANALYZE_PYTHON",
-        )
     }
 
     /// Shows Python's exception, the user's own line and the module that was being called.
@@ -385,6 +368,25 @@ fn check_target(target: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Runs a script in an interpreter that has torch, shows its progress and returns its last message.
+pub fn converse(python: &str, script: &str, request: &Value) -> Result<Value, Failure> {
+    let conversation = Conversation::start(python, &[], script, request).map_err(|error| {
+        Failure::input(format!("cannot run {python}: {error}")).with_hint(
+            "name an interpreter that has torch: --python .venv/bin/python, or set MODEL_ANALYZE_PYTHON",
+        )
+    })?;
+    let progress = Progress::new();
+    let last = conversation.finish(|value| {
+        if let Some(step) = value.get("step").and_then(Value::as_str) {
+            progress.step(step);
+        } else if let Some(note) = value.get("note").and_then(Value::as_str) {
+            progress.note(note);
+        }
+    });
+    progress.finish();
+    last
+}
+
 /// Returns a path for the script, null if none was given.
 fn existing(path: Option<&Path>, is_there: fn(&Path) -> bool) -> Result<Value, Failure> {
     match path {
@@ -435,13 +437,13 @@ fn utf8(path: &OsStr) -> Result<&str, Failure> {
 }
 
 /// One line on the terminal about the current work; silent if there is no terminal.
-pub struct Progress {
+struct Progress {
     bar: Option<indicatif::ProgressBar>,
 }
 
 impl Progress {
     /// Begins with an empty line.
-    pub fn new() -> Self {
+    fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = indicatif::ProgressBar::new_spinner();
             bar.enable_steady_tick(std::time::Duration::from_millis(100));
@@ -451,14 +453,14 @@ impl Progress {
     }
 
     /// Replaces the line.
-    pub fn step(&self, step: &str) {
+    fn step(&self, step: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(step.to_owned());
         }
     }
 
     /// Prints a note above the line.
-    pub fn note(&self, note: &str) {
+    fn note(&self, note: &str) {
         match &self.bar {
             Some(bar) => bar.println(format!("note: {note}")),
             None => crate::failure::note(note),
@@ -466,7 +468,7 @@ impl Progress {
     }
 
     /// Removes the line.
-    pub fn finish(&self) {
+    fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

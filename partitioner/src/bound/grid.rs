@@ -36,6 +36,8 @@ pub(crate) struct GridBounds<'a> {
     forward: f64,
     /// Running sums of the devices' speeds, the fastest first.
     power: Vec<f64>,
+    /// Speed of the slowest device.
+    slowest: f64,
     cut_space: &'a CutSpace,
     /// Whether the bound from traffic across cuts applies: not if a rule makes the cuts.
     is_open: bool,
@@ -52,7 +54,7 @@ impl<'a> GridBounds<'a> {
     ) -> Self {
         let mut speeds: Vec<f64> = problem.machine.devices.iter().map(|device| device.speed).collect();
         speeds.sort_by(|a, b| b.total_cmp(a));
-        let fastest = speeds[0];
+        let (fastest, slowest) = (speeds[0], speeds[speeds.len() - 1]);
         let mut sum = 0.0;
         let power = speeds.iter().map(|speed| {
             sum += speed;
@@ -83,6 +85,7 @@ impl<'a> GridBounds<'a> {
             accumulation,
             forward,
             power,
+            slowest,
             cut_space,
             is_open,
             by_work,
@@ -135,9 +138,7 @@ impl<'a> GridBounds<'a> {
         let n_devices = (ranks * replicas).min(self.power.len());
         let power = self.power[n_devices - 1];
         let all = (micro_batches * replicas) as f64 * self.problem.seconds() / power;
-        let slowest =
-            self.power[self.power.len() - 1] - self.power.iter().rev().nth(1).copied().unwrap_or(0.0);
-        let all = all + ((micro_batches - 1) * replicas) as f64 * self.accumulation * slowest / power;
+        let all = all + ((micro_batches - 1) * replicas) as f64 * self.accumulation * self.slowest / power;
         let in_flight = schedule.in_flight(ranks, chunks, micro_batches, 1);
         let all = all + (micro_batches * chunks) as f64 * 2.0 * host;
         // One micro-batch passes through all stages and back; of a split backward pass, the weight gradients may run beside that.

@@ -7,10 +7,9 @@ use serde_json::{Value, json};
 
 use super::{Answer, Profile};
 use crate::{
-    commands::{fit::links, trace::Progress},
+    commands::{fit::links, trace::converse},
     failure::Failure,
     files,
-    interpreter::Conversation,
     shell::quoted,
 };
 
@@ -38,21 +37,7 @@ pub fn measure(profile: &Profile) -> Result<Option<Answer>, Failure> {
     let request = json!({
         "ranks": profile.ranks, "device": profile.device, "largest": largest, "minutes": profile.minutes,
     });
-    let conversation = Conversation::start(&profile.python, &[], SCRIPT, &request).map_err(|error| {
-        Failure::input(format!("cannot run {}: {error}", profile.python)).with_hint(
-            "name an interpreter that has torch: --python .venv/bin/python, or set MODEL_ANALYZE_PYTHON",
-        )
-    })?;
-    let progress = Progress::new();
-    let last = conversation.finish(|value| {
-        if let Some(step) = value.get("step").and_then(Value::as_str) {
-            progress.step(step);
-        } else if let Some(note) = value.get("note").and_then(Value::as_str) {
-            progress.note(note);
-        }
-    });
-    progress.finish();
-    let last = last?;
+    let last = converse(&profile.python, SCRIPT, &request)?;
     let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
     if let Some(error) = last.get("error") {
         let failure = Failure::input(text(error, "message").unwrap_or_default());
