@@ -17,8 +17,8 @@ test: .venv/ready
 
 lint: .venv/ready
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --workspace --all-targets --features torch -- -D warnings
+	cargo clippy --all-targets -- -D warnings
 	cargo clippy --no-default-features --all-targets -- -D warnings
 	cargo clippy --workspace --features torch -- -D warnings -D clippy::too_many_lines -D clippy::excessive_nesting
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items

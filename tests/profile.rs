@@ -101,9 +101,10 @@ fn two_processes_measure_the_link_between_them() {
 fn ranks_of_torchrun_measure_together_and_one_answers() {
     let Some(python) = needs::python() else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = free.local_addr().expect("an address").port().to_string();
-    drop(free);
+    // The system hands out none of these by itself, and so nothing else takes it meanwhile.
+    let from = 20_000 + u16::try_from(std::process::id() % 10_000).expect("it is small");
+    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let port = (from..from + 2000).find(is_free).expect("a port").to_string();
     let rank = |rank: &str, rest: &[&str]| {
         let mut one = command();
         one.arg("profile").args(LINKS).args(rest).arg("--python").arg(&python).current_dir(folder.path());

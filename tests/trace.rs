@@ -2,17 +2,24 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use assert_cmd::Command;
-use needs::python;
 use tempfile::TempDir;
 use tracer::{DType, Program, read_archive};
 use validate::validate;
+use warm::warm;
 
 mod needs;
-
 mod validate;
+mod warm;
+
+fn python() -> Option<PathBuf> {
+    needs::python().map(|python| warm(&python))
+}
 
 fn command(python: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
@@ -47,7 +54,7 @@ fn refuse(python: &Path, arguments: &[&str]) -> String {
 
 #[test]
 fn shapes_and_inputs_travel_inside() {
-    let Some(python) = python() else { return };
+    let Some(python) = needs::python() else { return };
     let (_folder, program) = trace(&python, &["fixtures/models/cnn.py:BasicCNN", "--input", "2x3x32x32"]);
     let recorded = program.recorded.unwrap();
     assert_eq!(program.name, "model");
@@ -251,7 +258,11 @@ fn state_dicts_are_loaded() {
          state = {{k: torch.full_like(v, 7) for k, v in BasicCNN().state_dict().items()}}\n\
          torch.save(state, {state:?}); safetensors.torch.save_file(state, {safe:?})"
     );
-    Command::new(&python).current_dir(env!("CARGO_MANIFEST_DIR")).args(["-c", &make]).assert().success();
+    Command::new(needs::python().unwrap())
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["-c", &make])
+        .assert()
+        .success();
     let safe = safe.to_str().unwrap();
     let (out, program) =
         trace(&python, &["fixtures/models/cnn.py:BasicCNN", "--input=1x3x32x32", "--state-dict", safe]);
@@ -736,7 +747,10 @@ fn what_runs_without_gradients_has_none() {
          or a.grad is not None and not torch.equal(a.grad, b.grad)], sum(a.grad is None for (_, a), _ in pairs))",
         folder.path().join("model.pt")
     );
-    let output = std::process::Command::new(&python).args(["-W", "ignore", "-c", &script]).output().unwrap();
+    let output = std::process::Command::new(needs::python().unwrap())
+        .args(["-W", "ignore", "-c", &script])
+        .output()
+        .unwrap();
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
         "[] 2\n",

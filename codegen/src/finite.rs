@@ -7,9 +7,8 @@ pub(crate) fn is_all_finite(dtype: DType, bytes: &[u8]) -> bool {
     // Without a branch inside, so that the compiler vectorises it.
     macro_rules! none_has {
         ($word:ty, $exponent:expr) => {
-            !bytes.chunks_exact(size_of::<$word>()).fold(false, |found, element| {
-                let word = <$word>::from_le_bytes(element.try_into().expect("as long as the word"));
-                found | (word & $exponent == $exponent)
+            !bytes.as_chunks().0.iter().fold(false, |found, element| {
+                found | (<$word>::from_le_bytes(*element) & $exponent == $exponent)
             })
         };
     }

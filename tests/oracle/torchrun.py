@@ -14,6 +14,7 @@ import importlib.util
 import json
 import math
 import os
+import random
 import re
 import runpy
 import signal
@@ -153,9 +154,11 @@ def ended(processes, grace=GRACE):
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port that nothing else takes until it is listened to: the system hands out none of these by itself."""
+    while True:
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 30_000)))
+            return found.getsockname()[1]
 
 
 def ranks(out, world, arguments, grace=GRACE):
@@ -601,10 +604,10 @@ def killed(cases):
 
 
 def under_torchrun(cases):
-    """The same under torchrun itself, with four processes: it ends the others when one dies."""
-    out = cases.emit("gpt2_tiny", "--stages", "4", "--targets", "python")
+    """The same under torchrun itself, with three processes: it ends the others when one dies."""
+    out = cases.emit("gpt2_tiny", "--stages", "3", "--targets", "python")
     expected = cases.expected("gpt2_tiny", out, 4)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "train.py"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "train.py"]
     common = ["--device", "cpu", "--steps", str(STEPS), "--allow-eval", *table(4), "--save", "kept", "--save-every", "2"]
 
     def run(*arguments):
@@ -614,7 +617,7 @@ def under_torchrun(cases):
     if killed.returncode == 0 or resumed.returncode:
         raise Failed(f"{killed.stderr}\n{resumed.stderr}")
     told = re.findall(r"rank (\d): (?:lost a peer|stopped, because another rank failed).*?--save kept --resume", killed.stderr)
-    if sorted(told) != ["0", "2", "3"]:
+    if sorted(told) != ["0", "2"]:
         raise Failed(f"not every other rank says what happened:\n{killed.stderr}")
     told = re.search("resumed after step ([246])", resumed.stderr)
     return close(expected, losses_in(killed.stdout)[: int(told[1])] + losses_in(resumed.stdout))

@@ -688,6 +688,13 @@ SELDOM = (
     "batch norms averaged",
     "servers, alone",
     "two levels: slices of one machine are found",
+    "zero1 alone",
+    "zero1 tied 2x2",
+    "zero1 split 2x2",
+    "zero1 check",
+    "zero2 alone",
+    "zero2 tied 2x2",
+    "zero2 tied 1-2",
 )
 
 if __name__ == "__main__":

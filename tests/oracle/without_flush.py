@@ -469,13 +469,10 @@ def timed(cases, mode, stages, count, times=(150, 150, 150)):
 
 def cases():
     made = {
-        "resnet 2, stashing": lambda c: trains(c, "resnet", "stashing", 2),
         "resnet 3, 2BW": lambda c: trains(c, "resnet", "2bw", 3),
-        "resnet 2, vertical sync": lambda c: trains(c, "resnet", "vertical", 2, optimizer="adamw"),
         "text 3, stashing, AdamW": lambda c: trains(c, "text", "stashing", 3, optimizer="adamw"),
         "text 3, vertical sync": lambda c: trains(c, "text", "vertical", 3, count=3),
         "text 3, 2BW": lambda c: trains(c, "text", "2bw", 3, count=2, optimizer="adamw"),
-        "text 4, stashing": lambda c: trains(c, "text", "stashing", 4),
         "text 1, stashing": lambda c: trains(c, "text", "stashing", 1),
         "text 2, two replicas, stashing": lambda c: trains(c, "text", "stashing", 2, replicas=2, count=2),
         "text 2, two replicas, 2BW": lambda c: trains(c, "text", "2bw", 2, replicas=2, count=2, is_exact=False),
@@ -497,6 +494,9 @@ def cases():
         ),
     }
     every = {
+        "text 4, stashing": lambda c: trains(c, "text", "stashing", 4),
+        "resnet 2, vertical sync": lambda c: trains(c, "resnet", "vertical", 2, optimizer="adamw"),
+        "resnet 2, stashing": lambda c: trains(c, "resnet", "stashing", 2),
         "text 1-2, stashing": lambda c: unequal(c, "stashing", (1, 2), optimizer="adamw"),
         "text 2-1-1, stashing": lambda c: unequal(c, "stashing", (2, 1, 1)),
         "text 2-3, stashing": lambda c: unequal(c, "stashing", (2, 3), count=1),
