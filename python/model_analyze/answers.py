@@ -627,6 +627,12 @@ class InspectMemory(_InspectMemory, total=False):
     # The counted loss; absent if there is none.
     loss: Union[str, None]
 
+    # Its time on the device, which those of the model leave out; absent where starting kernels decides it.
+    loss_forward_seconds: Union[Seconds, None]
+
+    # The same of its backward pass.
+    loss_backward_seconds: Union[Seconds, None]
+
     # The device's type; absent, like the fields that depend on it, if none was requested.
     device: Union[str, None]
 

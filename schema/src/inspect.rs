@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, Bytes, MemoryPart, TimesFrom};
+use crate::{Band, Bytes, MemoryPart, Seconds, TimesFrom};
 
 /// Newest version of [`InspectReport`].
 pub const INSPECT_VERSION: u32 = 1;
@@ -41,7 +41,7 @@ pub struct InspectReport {
 }
 
 /// Memory of a training step on each device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct InspectMemory {
     /// Bytes at the fullest moment.
     pub bytes: Bytes,
@@ -52,6 +52,12 @@ pub struct InspectMemory {
     /// The counted loss; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<String>,
+    /// Its time on the device, which those of the model leave out; absent where starting kernels decides it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_forward_seconds: Option<Seconds>,
+    /// The same of its backward pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_backward_seconds: Option<Seconds>,
     /// Operators that save tensors of unknown size, which are not counted.
     pub unmeasured_operators: u64,
     /// The device's type; absent, like the fields that depend on it, if none was requested.

@@ -13,7 +13,7 @@ use crate::{
     commands::plan::{
         arguments::{Optimizer, sharding_level},
         clusters,
-        loss::{self, Loss},
+        loss::{self, Loss, LossCost},
     },
     cost_models::CostModels,
     failure::Failure,
@@ -25,6 +25,8 @@ use crate::{
 const CONTEXT: u64 = 300_000_000;
 /// The number of devices for which savings by sharding are reported, if a device is given.
 const NODE: u32 = 8;
+/// Shorter passes of a loss are not told, for starting their kernels takes as long.
+const LAUNCHED: f64 = 1e-5;
 /// The largest batch or length that is tried.
 const LARGEST: u64 = 1 << 24;
 
@@ -92,6 +94,8 @@ impl MemoryArguments {
             when: when(&model.graph, &now),
             parts: now.parts,
             loss: loss.map(|(_, words)| words),
+            loss_forward_seconds: None,
+            loss_backward_seconds: None,
             unmeasured_operators: u64::from(model.costs.total().unmeasured),
             device: None,
             devices: setting.devices,
@@ -122,6 +126,11 @@ impl MemoryArguments {
         };
         let (usable, all) = (smallest.usable().0, smallest.memory.0.saturating_sub(CONTEXT));
         answer.device = Some(name.clone());
+        let (bandwidth, slowdown) = (smallest.memory_bandwidth, smallest.copy_slowdown);
+        let times = LossCost::of(&model.graph, self.loss, bandwidth, slowdown).map(|loss| loss.times());
+        if let Some([forward, backward]) = times.filter(|times| times[0].0 > LAUNCHED) {
+            (answer.loss_forward_seconds, answer.loss_backward_seconds) = (Some(forward), Some(backward));
+        }
         answer.memory = Some(smallest.memory);
         answer.kept_clear = Some(Bytes(smallest.memory.0.saturating_sub(usable)));
         let verdict = match answer.bytes.0 {
@@ -304,7 +313,9 @@ pub fn text(memory: &InspectMemory) -> String {
         text.push_str("`plan` and `simulate` assume fused=True: no temporaries of the optimizer\n");
     }
     if let Some(loss) = &memory.loss {
-        text.push_str(&format!("loss: {loss}\n"));
+        let times = memory.loss_forward_seconds.zip(memory.loss_backward_seconds);
+        let times = times.map(|(forward, backward)| format!("; {forward} forward and {backward} backward"));
+        text.push_str(&format!("loss: {loss}{}\n", times.unwrap_or_default()));
     }
     if memory.unmeasured_operators > 0 {
         let count = memory.unmeasured_operators;

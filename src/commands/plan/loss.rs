@@ -75,7 +75,7 @@ fn first_output(graph: &ModelGraph) -> Option<&TensorFact> {
 
 /// Costs of a loss per micro-batch.
 #[derive(Clone)]
-pub(super) struct LossCost {
+pub(crate) struct LossCost {
     /// Its name, and the sizes of the outputs.
     pub(super) words: String,
     /// Bytes from the forward pass to the backward pass, and those added while the latter runs.
@@ -87,7 +87,7 @@ pub(super) struct LossCost {
 
 impl LossCost {
     /// Computes the cost of a loss, or of the one that suits a model's outputs; `None` if their sizes are unknown.
-    pub(super) fn of(
+    pub(crate) fn of(
         graph: &ModelGraph,
         asked: Option<Loss>,
         bandwidth: BytesPerSecond,
@@ -98,12 +98,14 @@ impl LossCost {
         let numbers = output.elements()?;
         let loss = asked.or_else(|| guessed(output))?;
         let single = numbers.saturating_mul(4);
+        let cast = if own == single { 0 } else { own + single };
         let copied = |bytes: u64| bytes as f64 / bandwidth.0 * slowdown.unwrap_or(COPY_SLOWDOWN);
         let (kept, workspace, there, back) = match loss {
             Loss::None => return None,
-            // Forward: a copy in float32, logarithms. Backward: the loss's gradient is written, the logarithms'
-            // computed from it, then cast.
-            Loss::CrossEntropy => (own + single, 2 * single, own + 3 * single, 5 * single + own),
+            // Forward: a copy in float32, whose rows are read for their largest, for their sum, and for the
+            // logarithms that are written. Backward: the loss's gradient is written, read for its sum, and read with
+            // the logarithms for theirs, which is cast.
+            Loss::CrossEntropy => (own + single, 2 * single, cast + 4 * single, 5 * single + cast),
             Loss::FusedCrossEntropy => (own, 0, own, 2 * own),
             Loss::Mse => (2 * own, own, 2 * own, 3 * own),
         };
@@ -112,6 +114,11 @@ impl LossCost {
         let words = format!("{} of {sizes}: {} kept{how}", loss.name(), Bytes(kept));
         let (forward, backward) = (Seconds(copied(there)), Seconds(copied(back)));
         Some(Self { words, kept, workspace, forward, backward })
+    }
+
+    /// Returns its times, forward and backward.
+    pub(crate) fn times(&self) -> [Seconds; 2] {
+        [self.forward, self.backward]
     }
 
     /// Adds it to the block that makes the outputs.
