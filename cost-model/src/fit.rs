@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Fewer rows than this make no curve.
-pub const MIN_ROWS: usize = 20;
+pub const MIN_ROWS: usize = 15;
 /// Rows beyond which the curve no longer changes; more are thinned out evenly.
 const MAX_ROWS: usize = 8_000;
 /// With fewer rows only the best tile is fitted, and not each.

@@ -10,7 +10,7 @@ use schema::{DeviceType, Phase, Profile, ProfileRow, UnknownDevice, find_device}
 
 use crate::{
     curve::Beside,
-    fit::{MIN_ROWS, Sample},
+    fit::Sample,
     host::is_native,
     shape::{Key, flat, kernel_of_kind, key},
     work::{Machine, Work},
@@ -21,7 +21,7 @@ pub(crate) const CONVOLUTION: &str = "convolution";
 /// The kind of convolutions that libtorch computes without oneDNN.
 pub(crate) const NATIVE: &str = "native_convolution";
 /// Rows of either that two curves need.
-const ENOUGH: usize = 2 * MIN_ROWS;
+const ENOUGH: usize = 40;
 
 /// Measurements of one kind.
 #[derive(Clone, Debug, PartialEq)]
