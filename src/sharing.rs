@@ -7,5 +7,25 @@
 mod choice;
 mod first;
 mod model;
+mod operators;
+mod words;
 
-pub use model::{SharedModel, Way, grouped, proved, proved_text, shared_by};
+#[cfg(test)]
+mod agreement;
+
+use crate::failure::Failure;
+
+pub use model::{OperatorSearch, SharedModel, Subject, Way, grouped, proved, proved_text};
+pub use operators::recorded;
+
+/// Chooses how devices of a cluster share a model.
+///
+/// # Errors
+/// If the devices cannot be grouped so, or the model cannot be shared.
+pub fn shared_by(subject: &Subject<'_>, way: Way<'_>) -> Result<SharedModel, Failure> {
+    match way {
+        Way::Operators(search) => operators::searched(subject, search),
+        Way::Given(splits, cuts) => operators::given(subject, splits, cuts),
+        way => model::shared_by_parts(subject, way),
+    }
+}

@@ -243,7 +243,17 @@ impl Workspace {
 
     /// Returns one device's share of a model that devices of a cluster share.
     pub fn shared(&self, on: (&Cluster, &CostModels), degree: u32, way: Way<'_>) -> Result<Self, Failure> {
-        let shared = sharing::shared_by(self.program(), &self.graph, &self.costs, on, degree, way)?;
+        let (cluster, models) = on;
+        let subject = sharing::Subject {
+            program: self.program(),
+            graph: &self.graph,
+            costs: &self.costs,
+            inputs: &self.inputs,
+            cluster,
+            models,
+            degree,
+        };
+        let shared = sharing::shared_by(&subject, way)?;
         // The digest is that of the model.
         let digest = OnceCell::from(self.file.digest().to_string());
         let file = ModelFile { file: Arc::clone(&self.file.file), program: shared.program.clone(), digest };
@@ -271,7 +281,12 @@ impl Workspace {
     /// Returns one device's share under a plan whose devices share layers, with the micro-batch size of this model.
     pub fn shared_by(&self, plan: &Plan, models: &CostModels) -> Result<Option<Self>, Failure> {
         let LayerSharing::ByCuts(degree) = plan.sharing() else { return Ok(None) };
-        self.shared((&plan.cluster, models), degree, Way::Cuts(&plan.cuts, plan.sequence_parallel)).map(Some)
+        let way = if plan.operators.is_empty() {
+            Way::Cuts(&plan.cuts, plan.sequence_parallel)
+        } else {
+            Way::Given(&plan.operators, &plan.cuts)
+        };
+        self.shared((&plan.cluster, models), degree, way).map(Some)
     }
 
     /// Returns the program in the trace.

@@ -144,6 +144,8 @@ fn the_best_stands_first_and_the_plan_is_marked() {
         row["trains_as_one_device"] == true
             && row["not_carried_out"].is_null()
             && !row["flags"].as_str().unwrap().contains("simulate")
+            // Splits of single operators are searched only where they are asked for.
+            && !["optcnn", "flexflow"].contains(&row["name"].as_str().unwrap())
     };
     let best = rows.iter().filter(is_choice).map(|row| number(&row["micro_batch_seconds"])).next().unwrap();
     assert!(number(&own["micro_batch_seconds"]) <= best * 1.05, "{own:#}");
@@ -154,7 +156,8 @@ fn the_best_stands_first_and_the_plan_is_marked() {
         ("p3", true),
         ("parameter-server", true),
         ("p3 over servers", false),
-        ("optcnn", false),
+        ("optcnn", true),
+        ("flexflow", true),
     ] {
         assert_eq!(named(&answer, name)["not_carried_out"].is_null(), is_run, "{name}");
     }
@@ -277,7 +280,7 @@ fn micro_batches_have_as_many_samples_as_serve_each_best() {
     }
     let rates: Vec<f64> = rows(&answer).iter().map(|row| number(&row["samples_per_second"])).collect();
     assert!(rates.len() == 4 && rates.windows(2).all(|pair| pair[0] >= pair[1]), "{rates:?}");
-    // The trace has four samples; what splits operators has no other micro-batches.
+    // The trace has four samples; splits of operators are planned with others, too.
     let other = [
         "compare",
         CNN,
@@ -290,9 +293,6 @@ fn micro_batches_have_as_many_samples_as_serve_each_best() {
         "--only",
         "1f1b",
     ];
-    let left = json(&other)["left_out"].to_string();
-    assert!(
-        left.contains("it can be predicted only for the batch of the trace, which has 4 samples"),
-        "{left}"
-    );
+    let answer = json(&other);
+    assert_eq!(named(&answer, "optcnn")["micro_batch_size"], 2, "{answer}");
 }

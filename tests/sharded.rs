@@ -90,6 +90,54 @@ fn what_split_writes_trains_as_one_process_does() {
     assert!(said.contains(&line) && line.contains("# transformer."), "{said}");
 }
 
+/// Splits of single operators: written, read back from the plan, proven, trained; faults are found.
+#[test]
+fn operators_in_their_own_ways_train_as_one_process_does() {
+    let place = tempfile::tempdir().unwrap();
+    let out = place.path().join("out");
+    let (folder, model) = (out.to_str().unwrap(), root().join("fixtures/traces/cnn_basic.pt"));
+    let model = model.to_str().unwrap();
+    let (is_split, said) =
+        command(&["split", model, "--devices", "2xt4", "--strategy", "optcnn", "-o", folder]);
+    assert!(is_split && said.contains("each operator over 2 devices in its own way"), "{said}");
+    assert!(said.contains("each device has"), "{said}");
+    let (is_same, said) = check(&out, &[]);
+    assert!(is_same && said.contains("on 2 ranks") && said.contains("the same"), "{said}");
+    let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2", "--format", "json"]);
+    let answer: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let exchanges = answer["forms"][0]["shards"]["exchanges"].as_array().unwrap();
+    assert!(is_same && !exchanges.is_empty(), "{said}");
+    assert!(exchanges.iter().all(|one| one["planned_bytes"] == one["bytes"]), "{said}");
+    // The plan records the splits: the same stages follow from it, and other splits give others.
+    let plan = out.join("plan.yaml");
+    let recorded = fs::read_to_string(&plan).unwrap();
+    let again = |name: &str, text: &str| {
+        let (path, target) = (place.path().join(format!("{name}.yaml")), place.path().join(name));
+        fs::write(&path, text).unwrap();
+        let (is_made, said) =
+            command(&["emit", model, "--plan", path.to_str().unwrap(), "-o", target.to_str().unwrap()]);
+        (is_made, said, fs::read_to_string(target.join("stages/stage_0.py")).unwrap_or_default())
+    };
+    let source = fs::read_to_string(out.join("stages/stage_0.py")).unwrap();
+    let (is_made, said, same) = again("same", &recorded);
+    assert!(is_made && same == source, "{said}");
+    let split = recorded.lines().find(|line| line.ends_with(" conv2d: samples") || line.ends_with(" _convolution: samples"));
+    let split = split.unwrap_or_else(|| panic!("no convolution is split by samples:\n{recorded}"));
+    let (is_made, said, other) = again("other", &recorded.replacen(split, "", 1));
+    assert!(is_made && other != source, "{said}");
+    let wrong = split.replace("samples", "corners");
+    let (is_made, said, _) = again("wrong", &recorded.replacen(split, &wrong, 1));
+    assert!(!is_made && said.contains("it can be split by whole; "), "{said}");
+    let (is_simulated, said) = command(&["simulate", plan.to_str().unwrap()]);
+    assert!(is_simulated, "{said}");
+    // A gradient that is not summed: outputs are the same, gradients are not.
+    let entry = source.lines().find(|line| line.contains("= self.shard.copy(")).unwrap();
+    let wrong = entry.replace("self.shard.copy(", "(");
+    fs::write(out.join("stages/stage_0.py"), source.replacen(entry, &wrong, 1)).unwrap();
+    let (is_same, said) = check(&out, &["--allow-changes"]);
+    assert!(!is_same && said.contains("different"), "{said}");
+}
+
 /// Two blocks of grouped causal attention, whose samples are joined to one dimension before the linear layers.
 const DECODER: &str = r#"
 import torch

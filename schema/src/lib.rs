@@ -97,7 +97,7 @@ pub use plan::{
     RecomputeUnit, RecomputedCalls, SequenceParallel, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
-    InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorSplit, PlanAnswer, Proved, RunnerUp,
+    InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorLayout, OperatorSplit, PlanAnswer, Proved, RunnerUp,
     SharedAnswer, SharedTried, StageAnswer, WhatIf,
 };
 pub use plan_file::{PlanFileError, read_plan};

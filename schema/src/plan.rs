@@ -51,6 +51,10 @@ pub struct Plan {
     /// images in bands, the banded inputs, or a star for other values.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub cuts: IndexMap<String, Cut>,
+    /// How devices share each operator, where each has a split of its own: by call and operator, a star for the numbers
+    /// of equal layers. Operators that are not listed are whole on each device.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub operators: IndexMap<String, String>,
     /// Whether values between shared layers are in parts of the sequences; absent if that is chosen with the cuts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence_parallel: Option<SequenceParallel>,

@@ -119,11 +119,23 @@ pub struct PlanAnswer {
 pub struct InsideAnswer {
     /// Operators in the order of the model.
     pub operators: Vec<OperatorSplit>,
+    /// Seconds of a step as the paper's search has it, of the model's own inputs.
+    pub step_seconds: f64,
+    /// No split of the operators is faster.
+    pub lower_bound_seconds: f64,
+    /// Seconds of gradient sync beside them.
+    pub sync_seconds: f64,
+    /// Bytes on a device.
+    pub memory_bytes: u64,
+    /// Seconds of a step under data parallelism; absent if it does not fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_parallel_seconds: Option<f64>,
     /// Share by which random changes improved the exact answer, if they were tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub random_gain: Option<f64>,
-    /// Why it cannot be run.
-    pub not_carried_out: String,
+    /// Why no split of the operators can be run, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_carried_out: Option<String>,
 }
 
 /// The degrees of an operator; their product is the number of devices that it uses.
@@ -257,6 +269,9 @@ pub struct SharedAnswer {
     pub exchanges: u64,
     /// Seconds that compute waits for them per micro-batch in both passes, over the whole model.
     pub exchange_seconds: f64,
+    /// The split of each operator, if each has its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub operators: Vec<OperatorLayout>,
     /// The proof of one device's program.
     #[serde(default)]
     pub proved: Proved,
@@ -265,6 +280,17 @@ pub struct SharedAnswer {
     /// Other numbers of devices that were tried, with the seconds of a micro-batch; absent if there is no plan.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tried: Vec<SharedTried>,
+}
+
+/// How devices share an operator.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OperatorLayout {
+    /// Path of the call that contains it; empty for the model's own code.
+    pub block: String,
+    /// Its name without name space: `conv2d`; numbered if the call has several.
+    pub operator: String,
+    /// What each device has of its result: `samples`, `channels`, `rows`, `whole`, a term of `sums`, …
+    pub split: String,
 }
 
 /// The proof of the program of one of several devices: given that the rule of each operator is correct, outputs and

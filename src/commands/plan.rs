@@ -44,11 +44,11 @@ mod workload;
 #[cfg(not(feature = "peers"))]
 use self::without_peers::{compat, workload};
 pub use self::{
-    answer::{ABOVE_THE_PEAK, host, looked_at, rounded, sizes_tried, with_pins},
+    answer::{ABOVE_THE_PEAK, host, looked_at, rounded, sizes_tried, splits, with_pins},
     arguments::{PlanArguments, RoundingArguments, matches, strategies},
     flags::Plan,
     input::Input,
-    inside::{Method, answered as split_operators},
+    inside::Method,
     no_plan::Unplanned,
     request::{CARRIED_OUT_SHARED, Degree, PlanRequest},
     search::{attempt, planned},

@@ -23,15 +23,31 @@ pub struct Group<'a> {
     pub launch: f64,
     /// Seconds per step and byte of parameters on a device, for the optimizer.
     pub per_byte: f64,
-    /// Penalty for an operator that each device does whole: users who share layers want their arithmetic shared, even
-    /// if the host's calls take longer.
-    pub whole: &'a dyn Fn(OperatorId) -> f64,
+    /// Seconds of strategies.
+    pub prices: Prices<'a>,
+    /// Bytes on a device per byte of parameters: these, their gradients, the optimizer's state.
+    pub held: f64,
     /// The form of values between matrix products, and the penalty of each exchange of the other form.
     pub sequences: Option<(SequenceParallel, f64)>,
     /// Weights are whole, and no product takes a part of one: each device has samples or positions.
     pub keeps_weights: bool,
     /// Fixed layouts of stored tensors.
     pub given: &'a BTreeMap<TensorId, Layout>,
+}
+
+/// Seconds of an operator's strategies.
+#[derive(Clone, Copy)]
+pub enum Prices<'a> {
+    /// Those of the whole operator, dealt out.
+    DealtOut {
+        /// Seconds of each whole operator, and the part of them that shrinks with its share.
+        seconds: &'a dyn Fn(OperatorId) -> (f64, f64),
+        /// Penalty for an operator that each device does whole: users who share layers want their arithmetic shared,
+        /// even if the host's calls take longer.
+        whole: &'a dyn Fn(OperatorId) -> f64,
+    },
+    /// Those at a part's own sizes, per operator and strategy. Weights of the first device stay there.
+    AtParts(&'a [Vec<Cost>]),
 }
 
 /// The chosen strategies.
@@ -44,30 +60,70 @@ pub struct Chosen {
     pub bound: f64,
 }
 
-/// Chooses the fastest strategies; `seconds` are those of each whole operator, and the part of them that shrinks with
-/// its share.
-pub fn choose(
-    context: &Context<'_>,
-    group: &Group<'_>,
-    seconds: &dyn Fn(OperatorId) -> (f64, f64),
-) -> Option<Chosen> {
-    let mut table = Table::new(context, group);
-    table.operators(seconds);
-    table.tensors();
-    table.values();
-    table.outputs();
-    let found = eliminate(&table.choices, |cost| cost.seconds);
-    if !found.value.is_finite() {
-        return None;
+/// Chooses the fastest strategies.
+pub fn choose(context: &Context<'_>, group: &Group<'_>) -> Option<Chosen> {
+    let tables = Tables::of(context, group);
+    let found = eliminate(&tables.choices, |cost| cost.seconds);
+    found.value.is_finite().then(|| Chosen {
+        choice: tables.choice(&found.picks),
+        seconds: found.value,
+        bound: found.bound,
+    })
+}
+
+/// The choices of a graph, for any search. The first nodes are its operators.
+pub struct Tables {
+    /// Strategies of operators, layouts of stored tensors, and layouts of values that several operators take.
+    pub choices: Choices,
+    /// Number of operators.
+    pub n_operators: usize,
+    /// Per stored tensor its node, and its layouts by pick; `None` for tensors that are whole.
+    tensors: Vec<Option<(usize, Vec<Layout>)>>,
+}
+
+impl Tables {
+    /// Makes them.
+    pub fn of(context: &Context<'_>, group: &Group<'_>) -> Self {
+        let mut table = Table::new(context, group);
+        table.operators();
+        table.tensors();
+        table.values();
+        table.outputs();
+        let of = |index: usize| {
+            let node = *table.tensor_node.get(&TensorId(index as u32))?;
+            Some((node, table.layouts[&node].clone()))
+        };
+        let tensors = (0..context.graph.tensors.len()).map(of).collect();
+        Self { tensors, n_operators: context.graph.operators.len(), choices: table.choices }
     }
-    let tensors = (0..context.graph.tensors.len())
-        .map(|index| match table.tensor_node.get(&TensorId(index as u32)) {
-            Some(node) => table.layouts[node][found.picks[*node]],
-            None => Layout::Whole,
-        })
-        .collect();
-    let strategies = found.picks[..context.graph.operators.len()].to_vec();
-    Some(Chosen { choice: Choice { strategies, tensors }, seconds: found.value, bound: found.bound })
+
+    /// Returns picks as strategies and layouts.
+    pub fn choice(&self, picks: &[usize]) -> Choice {
+        let layout = |tensor: &Option<(usize, Vec<Layout>)>| {
+            tensor.as_ref().map_or(Layout::Whole, |(node, layouts)| layouts[picks[*node]])
+        };
+        Choice {
+            strategies: picks[..self.n_operators].to_vec(),
+            tensors: self.tensors.iter().map(layout).collect(),
+        }
+    }
+
+    /// Returns strategies and layouts as picks, with the cheapest layouts of values; `None` if they are incompatible.
+    pub fn picks(&self, choice: &Choice) -> Option<Vec<usize>> {
+        let mut nodes = self.choices.nodes.clone();
+        let mut keep = |node: usize, pick: usize| {
+            let others = nodes[node].iter_mut().enumerate().filter(|(at, _)| *at != pick);
+            others.for_each(|(_, cost)| cost.seconds = f64::INFINITY);
+        };
+        choice.strategies.iter().enumerate().for_each(|(node, pick)| keep(node, *pick));
+        for (layout, tensor) in choice.tensors.iter().zip(&self.tensors) {
+            if let Some((node, layouts)) = tensor {
+                keep(*node, layouts.iter().position(|own| own == layout)?);
+            }
+        }
+        let found = eliminate(&Choices { nodes, edges: self.choices.edges.clone() }, |cost| cost.seconds);
+        found.value.is_finite().then_some(found.picks)
+    }
 }
 
 /// The choices of a graph: a node per operator, per stored tensor, and per value that several operators take.
@@ -113,7 +169,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    fn operators(&mut self, seconds: &dyn Fn(OperatorId) -> (f64, f64)) {
+    fn operators(&mut self) {
         let weights = self.weights();
         for (index, ways) in self.ways.iter().enumerate() {
             let cuts_weights = |way: &Strategy| {
@@ -131,6 +187,13 @@ impl<'a> Table<'a> {
             let stays = self.leaves[index].iter().any(|leaf| {
                 matches!(leaf.source, Source::Tensor(id) if matches!(self.group.given.get(&id), Some(Layout::First(_))))
             });
+            let (seconds, penalty) = match self.group.prices {
+                Prices::AtParts(costs) => {
+                    self.choices.nodes.push(costs[index].clone());
+                    continue;
+                }
+                Prices::DealtOut { seconds, whole } => (seconds, whole),
+            };
             let (whole, divisible) = seconds(id);
             let divisible = (divisible - self.group.launch).max(0.0);
             let part = whole - divisible + divisible / self.group.degree as f64;
@@ -143,7 +206,7 @@ impl<'a> Table<'a> {
                 } else if way.is_split && !stays {
                     part
                 } else {
-                    whole + (self.group.whole)(id)
+                    whole + penalty(id)
                 },
                 ..Cost::default()
             };
@@ -215,7 +278,7 @@ impl<'a> Table<'a> {
             let cost = |layout: &Layout| {
                 let is_part = matches!(layout, Layout::Even(_));
                 let held = if is_part { bytes / self.group.degree as f64 } else { bytes };
-                Cost { seconds: held * self.group.per_byte, ..Cost::default() }
+                Cost { seconds: held * self.group.per_byte, bytes: held * self.group.held, hidden: 0.0 }
             };
             let node = self.choices.nodes.len();
             self.choices.nodes.push(layouts.iter().map(cost).collect());
@@ -344,8 +407,11 @@ impl<'a> Table<'a> {
     fn costs(&self, from: Layout, one: &Use, bytes: u64, made: Option<&[Exchange]>) -> Vec<f64> {
         let leaf = &self.leaves[one.operator][one.leaf];
         let has_gradient = leaf.has_gradient;
+        let stays = matches!(self.group.prices, Prices::AtParts(_))
+            && matches!((leaf.source, from), (Source::Tensor(_), Layout::First(_)));
         let cost = |way: &Strategy| match exchanges(from, way.needs[one.leaf], has_gradient) {
             None => f64::INFINITY,
+            Some(_) if stays && !matches!(way.needs[one.leaf], Need::Lent(_)) => f64::INFINITY,
             Some(steps) if steps.is_empty() => 0.0,
             Some(_) if one.is_fixed => f64::INFINITY,
             Some(steps) if Some(steps.as_slice()) == made => 0.0,

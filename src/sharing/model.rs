@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Shards, starred};
-use cost_model::{PredictOptions, predict};
+use cost_model::{Costs, PredictOptions, predict};
 use graph::{
-    BlockId, DType, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
+    BlockId, DType, InputShape, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
     layout::{Choice, Collective, Context, Exchange, Inside, Layout, Proof, Slice, check, sharded},
 };
-use schema::{Cluster, Cut, Device, Proved, SequenceParallel};
+use partitioner::inside::Walk;
+use schema::{Cluster, Cut, Device, DeviceType, Proved, SequenceParallel};
 use simulator::{
     Link,
     collective::{self, Algorithm},
@@ -16,8 +17,9 @@ use simulator::{
 use tracer::{NodeId, Program};
 
 use super::{
-    choice::{Chosen, Group, choose},
+    choice::{Chosen, Group, Prices, choose},
     first,
+    words::OwnSplit,
 };
 use crate::{cost_models::CostModels, failure::Failure, nearest, operations::operations};
 
@@ -40,6 +42,8 @@ pub struct SharedModel {
     pub inside: BTreeMap<NodeId, Inside>,
     /// Values with unequal numbers of rows on devices.
     pub uneven: BTreeSet<ValueId>,
+    /// The split of each operator that is not whole, by name, if each has its own.
+    pub operators: Option<Vec<OwnSplit>>,
     /// The proof of the program.
     pub proof: Proof,
     /// Share of the FLOPs that is divided; every device does the rest.
@@ -54,7 +58,7 @@ pub struct SharedModel {
 const TOUCHED: f64 = 7.0;
 
 /// The penalty, in times of the whole model, if no operator with FLOPs, or that makes images, is shared.
-const INSISTENCE: f64 = 10.0;
+pub(super) const INSISTENCE: f64 = 10.0;
 
 /// The ways to share a model.
 #[derive(Clone, Copy, PartialEq)]
@@ -68,6 +72,32 @@ pub enum Way<'a> {
     Positions(&'a [String]),
     /// The cuts of a plan.
     Cuts(&'a indexmap::IndexMap<String, Cut>, Option<SequenceParallel>),
+    /// Each operator in its own way, as this search finds.
+    Operators(OperatorSearch),
+    /// The same as a plan has it: the splits of operators, and the cuts of parameters.
+    Given(&'a indexmap::IndexMap<String, String>, &'a indexmap::IndexMap<String, Cut>),
+}
+
+/// A search for the split of each operator: the variants have the settings of training.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OperatorSearch {
+    /// The name of its strategy: `optcnn`, `flexflow`.
+    pub name: &'static str,
+    /// Random changes instead of elimination.
+    pub random: Option<Walk>,
+    /// Bytes of optimizer state per byte of parameters.
+    pub optimizer_factor: f64,
+    /// Micro-batches of a step, which share the optimizer's time.
+    pub micro_batches: u32,
+}
+
+impl OperatorSearch {
+    /// Returns the seconds of the optimizer for each byte of parameters and micro-batch: parameters, gradients and state
+    /// are read, parameters and state are written.
+    pub(super) fn update(&self, figures: &DeviceType) -> f64 {
+        let touched = 3.0 + 2.0 * self.optimizer_factor;
+        touched / figures.memory_bandwidth.0 / f64::from(self.micro_batches.max(1))
+    }
 }
 
 impl Way<'_> {
@@ -76,7 +106,7 @@ impl Way<'_> {
         match self {
             Way::Positions(_) => true,
             Way::Cuts(cuts, _) => cuts.values().all(|cut| cut.on_first),
-            Way::Layers(_) | Way::Bands => false,
+            Way::Layers(_) | Way::Bands | Way::Operators(_) | Way::Given(..) => false,
         }
     }
 
@@ -86,6 +116,7 @@ impl Way<'_> {
             Way::Bands => "--spatial",
             Way::Positions(_) => "--context-parallel",
             Way::Layers(_) | Way::Cuts(..) => "--tensor-parallel",
+            Way::Operators(_) | Way::Given(..) => "--strategy",
         }
     }
 
@@ -93,92 +124,166 @@ impl Way<'_> {
     pub fn sequence_parallel(self) -> Option<SequenceParallel> {
         match self {
             Way::Layers(held) | Way::Cuts(_, held) => held,
-            Way::Bands | Way::Positions(_) => None,
+            Way::Bands | Way::Positions(_) | Way::Operators(_) | Way::Given(..) => None,
         }
     }
 }
 
-/// Chooses how devices of a cluster share a model.
+/// A model, and the devices that are to share it.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    /// Its program.
+    pub program: &'a Program,
+    /// Its graph.
+    pub graph: &'a ModelGraph,
+    /// FLOPs and bytes of its operators.
+    pub costs: &'a OperatorCosts,
+    /// The inputs that the graph was built for.
+    pub inputs: &'a [InputShape],
+    /// The devices.
+    pub cluster: &'a Cluster,
+    /// Their cost models.
+    pub models: &'a CostModels,
+    /// Number of devices that share each layer.
+    pub degree: u32,
+}
+
+impl<'a> Subject<'a> {
+    /// Returns the figures of the devices.
+    pub(super) fn figures(&self) -> Result<(&'a str, &'a DeviceType), Failure> {
+        let name = self.cluster.devices.first().map(|device| device.type_.as_str()).unwrap_or_default();
+        let figures = self.cluster.types.get(name);
+        Ok((name, figures.ok_or_else(|| Failure::input("the cluster has no device types"))?))
+    }
+
+    /// Predicts the operators of a graph on one device.
+    pub(super) fn predicted(&self, graph: &ModelGraph, costs: &OperatorCosts) -> Result<Costs, Failure> {
+        let (name, figures) = self.figures()?;
+        Ok(predict(graph, costs, &self.models.of(name, figures), &PredictOptions::default()))
+    }
+
+    /// Seconds of an exchange of a value of the given bytes over all devices.
+    pub(super) fn exchange(&self, what: Collective, bytes: u64) -> f64 {
+        exchange_seconds(what, bytes, self.degree, inner_link(self.cluster))
+    }
+
+    /// Returns the strategies that are fastest by the times of whole operators, dealt out, and the view of the model
+    /// that has them.
+    pub(super) fn dealt_out(&self, way: Way<'_>) -> Result<(Context<'a>, Chosen), Failure> {
+        let Self { program, graph, costs, degree, .. } = *self;
+        let mut contexts = contexts(graph, program, degree, way)?;
+        let (_, figures) = self.figures()?;
+        let predicted = self.predicted(graph, costs)?;
+        let seconds = |id: OperatorId| {
+            let one = predicted.operator(id);
+            let whole = one.forward.seconds + one.input_gradient.seconds + one.weight_gradient.seconds;
+            // The time of the host or of a launch does not shrink with the parts.
+            (whole, if one.is_launch_bound { 0.0 } else { whole })
+        };
+        let flops = |id: OperatorId| costs.operator(id).forward_flops as f64;
+        let all = || (0..graph.operators.len() as u32).map(OperatorId);
+        let (total_seconds, total_flops) =
+            (all().map(|id| seconds(id).0).sum::<f64>(), all().map(flops).sum::<f64>());
+        let given = given(graph, &mut contexts, degree, way)?;
+        let in_bands = contexts.iter().any(|context| context.images.is_some());
+        let bytes = |id: OperatorId| -> f64 {
+            let results =
+                graph.operator(id).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
+            results.into_iter().filter_map(|tensor| tensor.bytes()).sum::<u64>() as f64
+        };
+        let total_bytes: f64 = if in_bands { all().map(bytes).sum() } else { 0.0 };
+        let group = Group {
+            prices: Prices::DealtOut {
+                seconds: &seconds,
+                whole: &|id| {
+                    let share = |own: f64, total: f64| if total > 0.0 { own / total } else { 0.0 };
+                    // With bands, no image may stay whole, either.
+                    let of_bytes = if total_bytes > 0.0 { share(bytes(id), total_bytes) } else { 0.0 };
+                    INSISTENCE * total_seconds * share(flops(id), total_flops).max(of_bytes)
+                },
+            },
+            degree: u64::from(degree),
+            seconds: &|collective, bytes| self.exchange(collective, bytes),
+            launch: launch(figures),
+            per_byte: TOUCHED / figures.memory_bandwidth.0,
+            held: 0.0,
+            keeps_weights: way.keeps_weights(),
+            given: &given,
+            sequences: way.sequence_parallel().map(|held| (held, INSISTENCE * total_seconds)),
+        };
+        let mut found: Option<(usize, Chosen)> = None;
+        for (at, context) in contexts.iter().enumerate() {
+            let chosen = choose(context, &group);
+            let is_faster = |chosen: &Chosen| {
+                found.as_ref().is_none_or(|(_, known)| chosen.seconds < known.seconds)
+            };
+            if let Some(chosen) = chosen.filter(is_faster) {
+                found = Some((at, chosen));
+            }
+        }
+        let (at, chosen) = found.ok_or_else(|| {
+            Failure::no(format!("{degree} devices cannot share this model"))
+                .with_hint(format!("leave out {}", way.option()))
+        })?;
+        Ok((contexts.swap_remove(at), chosen))
+    }
+
+    /// Returns one device's share under the chosen strategies; whether each operator is split follows.
+    pub(super) fn made(&self, context: &Context<'_>, chosen: &Chosen) -> Result<(SharedModel, Vec<bool>), Failure> {
+        let Self { program, graph, costs, .. } = *self;
+        let made =
+            sharded(program, context, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
+        let proof = check(program, context, &chosen.choice, &made).map_err(|error| {
+            Failure::bug(format!("the program of one device does not match the whole model: {error}"))
+        })?;
+        first::check(&made, graph)?;
+        let flops = |at: usize| costs.operator(OperatorId(at as u32)).forward_flops as f64;
+        let all = || 0..graph.operators.len();
+        let total: f64 = all().map(flops).sum();
+        let split: f64 = all().filter(|at| made.is_split[*at]).map(flops).sum();
+        let shared = SharedModel {
+            split_share: if total > 0.0 { split / total } else { 0.0 },
+            operations: operations(graph, costs),
+            program: made.program,
+            degree: made.degree,
+            bands: context.images.as_ref().map(|images| 2 + images.along),
+            cuts: made.cuts,
+            exchanges: made.exchanges,
+            inside: made.inside,
+            on_first: made.on_first.into_keys().collect(),
+            uneven: made.uneven,
+            operators: None,
+            proof,
+            seconds: (chosen.seconds, chosen.bound),
+        };
+        Ok((shared, made.is_split))
+    }
+}
+
+/// Returns the seconds of a launch, on the device or on the host.
+pub(super) fn launch(figures: &DeviceType) -> f64 {
+    figures.launch.map_or(1e-6, |launch| launch.0).max(figures.host_call.map_or(0.0, |call| call.0))
+}
+
+/// Chooses how devices of a cluster share a model, by the times of whole operators.
 ///
 /// # Errors
 /// If the devices cannot be grouped so, or the model cannot be shared.
-pub fn shared_by(
-    program: &Program,
-    graph: &ModelGraph,
-    costs: &OperatorCosts,
-    (cluster, models): (&Cluster, &CostModels),
-    degree: u32,
-    way: Way<'_>,
-) -> Result<SharedModel, Failure> {
-    let mut contexts = contexts(graph, program, degree, way)?;
-    let name = cluster.devices.first().map(|device| device.type_.as_str()).unwrap_or_default();
-    let figures = cluster.types.get(name).ok_or_else(|| Failure::input("the cluster has no device types"))?;
-    let predicted = predict(graph, costs, &models.of(name, figures), &PredictOptions::default());
-    let seconds = |id: OperatorId| {
-        let one = predicted.operator(id);
-        let whole = one.forward.seconds + one.input_gradient.seconds + one.weight_gradient.seconds;
-        // The time of the host or of a launch does not shrink with the parts.
-        (whole, if one.is_launch_bound { 0.0 } else { whole })
-    };
-    let flops = |id: OperatorId| costs.operator(id).forward_flops as f64;
-    let all = || (0..graph.operators.len() as u32).map(OperatorId);
-    let (total_seconds, total_flops) =
-        (all().map(|id| seconds(id).0).sum::<f64>(), all().map(flops).sum::<f64>());
-    let link = inner_link(cluster);
-    let keeps_weights = way.keeps_weights();
-    let given = given(graph, &mut contexts, degree, way)?;
-    let in_bands = contexts.iter().any(|context| context.images.is_some());
-    let bytes = |id: OperatorId| -> f64 {
-        let results = graph.operator(id).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
-        results.into_iter().filter_map(|tensor| tensor.bytes()).sum::<u64>() as f64
-    };
-    let total_bytes: f64 = if in_bands { all().map(bytes).sum() } else { 0.0 };
-    let group = Group {
-        whole: &|id| {
-            let share = |own: f64, total: f64| if total > 0.0 { own / total } else { 0.0 };
-            // With bands, no image may stay whole, either.
-            let of_bytes = if total_bytes > 0.0 { share(bytes(id), total_bytes) } else { 0.0 };
-            INSISTENCE * total_seconds * share(flops(id), total_flops).max(of_bytes)
-        },
-        degree: u64::from(degree),
-        seconds: &|collective, bytes| exchange_seconds(collective, bytes, degree, link),
-        launch: figures
-            .launch
-            .map_or(1e-6, |launch| launch.0)
-            .max(figures.host_call.map_or(0.0, |call| call.0)),
-        per_byte: TOUCHED / figures.memory_bandwidth.0,
-        keeps_weights,
-        given: &given,
-        sequences: way.sequence_parallel().map(|held| (held, INSISTENCE * total_seconds)),
-    };
-    let no = || {
-        Failure::no(format!("{degree} devices cannot share this model"))
-            .with_hint(format!("leave out {}", way.option()))
-    };
-    let found = contexts.iter().filter_map(|context| Some((context, choose(context, &group, &seconds)?)));
-    let (context, chosen): (&Context<'_>, Chosen) =
-        found.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).ok_or_else(no)?;
-    let made = sharded(program, context, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
-    let proof = check(program, context, &chosen.choice, &made).map_err(|error| {
-        Failure::bug(format!("the program of one device does not match the whole model: {error}"))
-    })?;
-    let sum = |only_split: bool| -> f64 {
-        let ids = (0..graph.operators.len()).filter(|at| !only_split || made.is_split[*at]);
-        ids.map(|at| flops(OperatorId(at as u32))).sum()
-    };
-    let total = sum(false);
-    if context.images.is_some() && !is_in_bands(context, &chosen.choice) {
-        return Err(no_bands(context));
+pub fn shared_by_parts(subject: &Subject<'_>, way: Way<'_>) -> Result<SharedModel, Failure> {
+    let degree = subject.degree;
+    let (context, chosen) = subject.dealt_out(way)?;
+    let (made, is_split) = subject.made(&context, &chosen)?;
+    if context.images.is_some() && !is_in_bands(&context, &chosen.choice) {
+        return Err(no_bands(&context));
     }
     if let Some(held) = way.sequence_parallel() {
         held_as_asked(&made.exchanges, held, degree)?;
     }
     if matches!(way, Way::Layers(_)) && context.images.is_none() && made.cuts.is_empty() {
         // The plan will have no cuts, and must mean the same when it is read.
-        return shared_by(program, graph, costs, (cluster, models), degree, Way::Positions(&[]));
+        return shared_by_parts(subject, Way::Positions(&[]));
     }
-    first::check(&made, graph)?;
-    if keeps_weights && !made.is_split.contains(&true) {
+    if way.keeps_weights() && !is_split.contains(&true) {
         return Err(Failure::no(format!(
             "no operator of this model can work on one of {degree} parts of its samples or sequences"
         ))
@@ -186,20 +291,7 @@ pub fn shared_by(
             "choose sizes that the number of devices divides, or --tensor-parallel, which cuts weights",
         ));
     }
-    Ok(SharedModel {
-        split_share: if total > 0.0 { sum(true) / total } else { 0.0 },
-        operations: operations(graph, costs),
-        program: made.program,
-        degree: made.degree,
-        bands: context.images.as_ref().map(|images| 2 + images.along),
-        cuts: made.cuts,
-        exchanges: made.exchanges,
-        inside: made.inside,
-        on_first: made.on_first.into_keys().collect(),
-        uneven: made.uneven,
-        proof,
-        seconds: (chosen.seconds, chosen.bound),
-    })
+    Ok(made)
 }
 
 /// Returns the views of a model that are tried.
@@ -213,6 +305,7 @@ fn contexts<'g>(
     let along = match way {
         Way::Cuts(cuts, _) => bands_in(cuts, program)?,
         Way::Layers(_) | Way::Positions(_) => None,
+        Way::Operators(_) | Way::Given(..) => return Ok(vec![Context::of_all(graph, n)]),
         Way::Bands => {
             let all = (0..3).map(|along| Context::in_bands(graph, n, along));
             let with_images =
@@ -472,24 +565,36 @@ impl SharedModel {
 
     /// Returns the cuts by parameter names; layer numbers with equal cuts become a star.
     pub fn named_cuts(&self, program: &Program) -> indexmap::IndexMap<String, Cut> {
-        let mut by_pattern: indexmap::IndexMap<String, Vec<(String, Option<Cut>)>> = Default::default();
-        for (index, tensor) in program.tensors.iter().enumerate() {
+        let all = program.tensors.iter().enumerate().map(|(index, tensor)| {
             let id = TensorId(index as u32);
             let cut = self.cuts.get(&id).map(|cut| written(*cut));
             let cut = cut.or_else(|| self.on_first.contains(&id).then_some(ON_FIRST));
-            by_pattern.entry(starred(&tensor.path)).or_default().push((tensor.path.clone(), cut));
-        }
+            (starred(&tensor.path), tensor.path.clone(), cut)
+        });
         let mut named = self.named_bands();
-        for (pattern, all) in by_pattern {
-            let first = all[0].1;
-            if all.iter().all(|(_, cut)| *cut == first) {
-                named.extend(first.map(|cut| (pattern, cut)));
-            } else {
-                named.extend(all.into_iter().filter_map(|(path, cut)| Some((path, cut?))));
-            }
-        }
+        named.extend(by_pattern(all));
         named
     }
+}
+
+/// Returns what has a value under its pattern where all of the pattern have the same, else under its own name.
+pub(super) fn by_pattern<T: PartialEq + Clone>(
+    all: impl Iterator<Item = (String, String, Option<T>)>,
+) -> indexmap::IndexMap<String, T> {
+    let mut patterns: indexmap::IndexMap<String, Vec<(String, Option<T>)>> = Default::default();
+    for (pattern, name, value) in all {
+        patterns.entry(pattern).or_default().push((name, value));
+    }
+    let mut named = indexmap::IndexMap::new();
+    for (pattern, all) in patterns {
+        let first = all[0].1.clone();
+        if all.iter().all(|(_, value)| *value == first) {
+            named.extend(first.map(|value| (pattern, value)));
+        } else {
+            named.extend(all.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        }
+    }
+    named
 }
 
 /// All of a parameter on the first device of a group.
@@ -500,7 +605,7 @@ fn written(cut: Slice) -> Cut {
 }
 
 /// Resolves the cuts of a plan; all other parameters are whole.
-fn named(
+pub(super) fn named(
     graph: &ModelGraph,
     cuts: &indexmap::IndexMap<String, Cut>,
     degree: u32,

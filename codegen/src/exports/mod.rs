@@ -34,6 +34,8 @@ pub struct Terms<'p> {
     pub shards: usize,
     /// Cuts of parameters, by names with a star for layer numbers.
     pub cuts: Vec<(&'p str, Cut)>,
+    /// Each operator is split in its own way.
+    pub splits_operators: bool,
     /// Whether values between shared layers are in parts of the sequences, if the plan states it.
     pub sequence_parallel: Option<SequenceParallel>,
     /// Sharding level of replicas.
@@ -112,6 +114,7 @@ impl Terms<'_> {
 
     /// Refuses plans with shared layers for targets without them.
     fn whole_layers(&self) -> Result<(), String> {
+        self.one_way()?;
         match self.shards {
             0 | 1 => Ok(()),
             shards if self.has_positions() => {
@@ -123,7 +126,15 @@ impl Terms<'_> {
 
     /// Tells whether devices each have samples or positions, with whole weights: nothing is cut.
     fn has_positions(&self) -> bool {
-        self.shards > 1 && self.cuts.is_empty()
+        self.shards > 1 && (self.cuts.is_empty() || self.splits_operators)
+    }
+
+    /// Refuses splits of single operators, which no other framework is told of.
+    fn one_way(&self) -> Result<(), String> {
+        if self.splits_operators {
+            return Err(format!("each operator is split over {} devices in its own way", self.shards));
+        }
+        Ok(())
     }
 
     /// Returns the number of devices with parts of weights, and the number with parts of sequences.
@@ -134,6 +145,7 @@ impl Terms<'_> {
 
     /// Refuses images in bands and weights on one device of several, which no other framework supports.
     fn no_bands(&self) -> Result<(), String> {
+        self.one_way()?;
         if let Some((name, _)) = self.cuts.iter().find(|(_, cut)| cut.on_first) {
             return Err(format!("only the first of {} devices has `{name}`", self.shards));
         }
@@ -290,6 +302,7 @@ mod tests {
             ranks: &[0],
             replicas: &[8],
             shards: 1,
+            splits_operators: false,
             cuts: Vec::new(),
             sharding,
             sharding_group,

@@ -17,11 +17,14 @@ use super::{
     Bands, Layout, Routed, Rows, Slice,
     exchange::Exchange,
     rules::strategies,
-    sharded::{Choice, INPUT, Sharded, Writes, constant, done_after, spelled, stand_in, written},
+    sharded::{Choice, INPUT, Sharded, Writes, constant, counted, done_after, spelled, stand_in, written},
     strategy::{Edit, Need, Strategy},
     subject::{Context, Source, Subject},
 };
 use crate::model::OperatorId;
+
+/// The operators that make one device's part of a number.
+const PARTS: [&str; 3] = ["shard_part", "shard_rows", "shard_on_first"];
 
 /// Statistics of a proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -217,10 +220,9 @@ struct Checker<'a> {
 struct Origin {
     /// A value or tensor of the whole program, or a number.
     of: Operand,
-    /// True for one device's part of a number.
-    is_part: bool,
-    /// True for a number that is whole on the first device, and 0 on the others.
-    is_on_first: bool,
+    /// For one device's part of a number, the operator that made it: of equal slices, of bands, or all of it on the
+    /// first device and 0 on the others.
+    part: Option<&'static str>,
     /// The operator before which it was exchanged, if it was.
     exchanged_at: Option<usize>,
 }
@@ -298,34 +300,27 @@ impl Checker<'_> {
             self.origins.insert(value, Origin { of, ..Origin::default() });
             return Ok(());
         }
-        let in_bands = self.context.images.is_some();
-        let (part, whole) =
-            if in_bands { ("shard_rows", "shard_all_rows") } else { ("shard_part", "shard_whole") };
         let is_local = |operand: &Operand| matches!(operand, Operand::Value(id) if self.local.contains(id));
-        let is_on_first = name == "shard_on_first" && self.context.on_first;
-        let is_part = name == part || is_on_first;
-        let fits = if is_part {
-            !is_local(first) && before.is_none_or(|origin| !origin.is_part)
-        } else {
-            name == whole && is_local(first) && self.rows_fit(first, numbers)
+        let part = PARTS.into_iter().find(|part| *part == name);
+        let fits = match part {
+            Some(_) => !is_local(first) && before.is_none_or(|origin| origin.part.is_none()),
+            None => is_local(first) && self.is_made_whole(first, name, numbers),
         };
         if !fits {
             return Err(wrong("not a known number".into()));
         }
-        self.origins.insert(value, Origin { of, is_part, is_on_first, ..Origin::default() });
+        self.origins.insert(value, Origin { of, part, ..Origin::default() });
         Ok(())
     }
 
-    /// Tells whether a size read from bands is converted to the size of all.
-    fn rows_fit(&self, read: &Operand, numbers: &[&Operand]) -> bool {
+    /// Tells whether a size read from a part is converted to the size of the whole.
+    fn is_made_whole(&self, read: &Operand, name: &str, numbers: &[&Operand]) -> bool {
         let Operand::Value(value) = read else { return false };
         let Some(maker) = self.whole.values[value.index()].producer else { return false };
         let Some(strategy) = self.strategy(maker.index()) else { return false };
-        let bands = strategy.needs.iter().find_map(|need| match need.layout() {
-            Some(Layout::Bands(bands)) => Some(constant(bands.size as i64)),
-            _ => None,
-        });
-        numbers.iter().copied().eq(bands.iter())
+        let bands = strategy.bands().map(|bands| constant(bands.size as i64));
+        name == if bands.is_some() { "shard_all_rows" } else { "shard_whole" }
+            && numbers.iter().copied().eq(bands.iter())
     }
 
     fn strategy(&self, index: usize) -> Option<Strategy> {
@@ -366,13 +361,12 @@ impl Checker<'_> {
         }
         let mut found = node.clone();
         self.operands(&mut found, &strategy, &subject)?;
-        let is_on_first = matches!(strategy.gives, Layout::First(_));
         if strategy.special.is_none() {
             for edit in &strategy.edits {
                 let Edit::Divide { argument, item } = *edit else { continue };
                 let Some(place) = written(&mut found, &subject, argument, item) else { continue };
                 match self.origin(place) {
-                    Some(origin) if origin.is_part && origin.is_on_first == is_on_first => {
+                    Some(origin) if origin.part == Some(counted(&strategy)) => {
                         *place = origin.of.clone();
                     }
                     _ => return Err(self.number()),
@@ -487,7 +481,7 @@ impl Checker<'_> {
         match operand {
             Operand::Value(value) => match self.origins.get(value) {
                 Some(origin) => {
-                    let is_whole = !origin.is_part;
+                    let is_whole = origin.part.is_none();
                     *operand = origin.of.clone();
                     is_whole
                 }

@@ -230,9 +230,10 @@ pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exc
         (Layout::First(rows), Layout::Sum) => vec![Exchange::FirstTerm(rows)],
         // Rows of experts are on all devices.
         (Layout::First(_), Layout::Routed(_)) | (Layout::Routed(_), Layout::First(_)) => return None,
-        // Images are in bands only if nothing else is cut.
-        (Layout::Routed(_) | Layout::First(_), Layout::Bands(_)) => return None,
-        (Layout::Bands(_), Layout::Routed(_) | Layout::First(_)) => return None,
+        (Layout::First(rows), Layout::Bands(to)) => vec![Exchange::FromFirst(rows), Exchange::ToBands(to)],
+        (Layout::Bands(from), Layout::First(rows)) => vec![Exchange::FromBands(from), Exchange::ToFirst(rows)],
+        // Experts take rows of tokens, not of images.
+        (Layout::Routed(_), Layout::Bands(_)) | (Layout::Bands(_), Layout::Routed(_)) => return None,
         // A slice of a value is not a term of a sum.
         (Layout::Even(_) | Layout::Bands(_), Layout::Sum) => return None,
         (Layout::Sum, Layout::Whole) if is_partial => vec![Exchange::Reduce, Exchange::Copy],

@@ -339,7 +339,7 @@ impl Writer<'_> {
                     let call = node.call;
                     let Some(place) = written(node, subject, argument, item) else { continue };
                     let number = std::mem::take(place);
-                    let part = self.part(number, call, node.span, strategy.gives);
+                    let part = self.part(number, call, node.span, strategy);
                     *written(node, subject, argument, item).expect("it was there") = Operand::Value(part);
                 }
                 Edit::Set { argument, item, to } => {
@@ -355,10 +355,7 @@ impl Writer<'_> {
     /// Adds the nodes after an operator: multiplied sizes, and post-processing of the result.
     fn follow(&mut self, strategy: &Strategy, outputs: &[ValueId], call: CallId, span: Span) {
         if strategy.edits.contains(&Edit::Multiply) {
-            let bands = strategy.needs.iter().find_map(|need| match need.layout() {
-                Some(Layout::Bands(bands)) => Some(bands),
-                _ => None,
-            });
+            let bands = strategy.bands();
             let size = bands.map(|bands| constant(bands.size as i64));
             let name = if bands.is_some() { "shard_all_rows" } else { "shard_whole" };
             for value in outputs.iter().copied() {
@@ -455,12 +452,8 @@ impl Writer<'_> {
     }
 
     /// Returns one device's part of a number.
-    fn part(&mut self, number: Operand, call: CallId, span: Span, of: Layout) -> ValueId {
-        let name = match of {
-            Layout::First(_) => "shard_on_first",
-            _ if self.context.images.is_some() => "shard_rows",
-            _ => "shard_part",
-        };
+    fn part(&mut self, number: Operand, call: CallId, span: Span, of: &Strategy) -> ValueId {
+        let name = counted(of);
         let key = (format!("{name} {number:?}"), call);
         if let Some(known) = self.parts.get(&key) {
             return *known;
@@ -561,6 +554,15 @@ impl Writer<'_> {
             }
         }
         Sharded { program: out, degree: context.degree, cuts, on_first, exchanges, inside, uneven, is_split }
+    }
+}
+
+/// Returns the operator that makes one device's part of a number.
+pub(super) fn counted(strategy: &Strategy) -> &'static str {
+    match strategy.gives {
+        Layout::First(_) => "shard_on_first",
+        _ if strategy.bands().is_some() => "shard_rows",
+        _ => "shard_part",
     }
 }
 

@@ -21,6 +21,17 @@ pub struct Strategy {
     pub is_split: bool,
 }
 
+impl Strategy {
+    /// Returns the bands that it works on: those of an operand, or else of its results.
+    pub(super) fn bands(&self) -> Option<Bands> {
+        let of = |layout: Option<Layout>| match layout {
+            Some(Layout::Bands(bands)) => Some(bands),
+            _ => None,
+        };
+        self.needs.iter().find_map(|need| of(need.layout())).or_else(|| of(Some(self.gives)))
+    }
+}
+
 /// The requirement on an operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Need {

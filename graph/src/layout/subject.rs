@@ -21,6 +21,8 @@ pub struct Context<'g> {
     pub blocks: Vec<u64>,
     /// Set if images are cut into bands, and nothing else is cut.
     pub images: Option<Images>,
+    /// Images that are cut into bands beside all other cuts, by dimension.
+    pub also: Vec<Images>,
     /// Set if work may be done on the first device only.
     pub on_first: bool,
     /// Rows that are routed to experts.
@@ -90,6 +92,7 @@ impl<'g> Context<'g> {
             degree,
             blocks: vec![1],
             images: None,
+            also: Vec::new(),
             on_first: false,
             routed: Vec::new(),
             values,
@@ -202,13 +205,26 @@ impl<'g> Context<'g> {
         context
     }
 
-    /// Tells whether a dimension of a value holds the rows of an image.
-    pub(crate) fn has_rows(&self, value: ValueId, dim: usize) -> bool {
-        self.images.as_ref().is_some_and(|images| images.dims.contains(&(value, dim)))
+    /// Prepares a graph for every cut that a program can have: equal slices of any dimension, bands of rows and of
+    /// columns, and work on the first device.
+    pub fn of_all(graph: &'g ModelGraph, degree: u64) -> Self {
+        let images = (0..3).filter_map(|along| Self::in_bands(graph, degree, along).images);
+        let also = images.filter(|images| images.size >= degree).collect();
+        Self { on_first: true, also, ..Self::of_positions(graph, degree) }
+    }
+
+    /// Tells whether a value holds images that can be cut into bands.
+    pub fn is_image(&self, value: ValueId) -> bool {
+        self.also.iter().any(|images| images.has_rows(value, 2 + images.along))
     }
 
     /// Returns an operator with its operands.
     pub(crate) fn subject<'a>(&'a self, operator: &'a Operator) -> Subject<'a> {
+        self.subject_of(operator, self.images.as_ref())
+    }
+
+    /// Returns an operator whose rules cut these images into bands; `None` for equal slices.
+    pub(crate) fn subject_of<'a>(&'a self, operator: &'a Operator, images: Option<&'a Images>) -> Subject<'a> {
         let scope = Scope { values: &self.values, tensors: &self.tensors };
         let call = Call::new(&operator.name, &operator.arguments, operator.outputs.len(), &scope);
         let mut leaves = Vec::new();
@@ -225,7 +241,7 @@ impl<'g> Context<'g> {
         let outputs = operator.outputs.iter().map(|value| sizes_of(&self.values[value.index()])).collect();
         let is_of_torch = operator.name.starts_with("aten::") || operator.name.starts_with("prim::");
         let row = operators::find(operators::plain(operator.short_name()).0).filter(|_| is_of_torch);
-        Subject { context: self, operator, call, leaves, outputs, row }
+        Subject { context: self, images, operator, call, leaves, outputs, row }
     }
 
     /// Returns an operator's leaves.
@@ -272,6 +288,8 @@ fn sizes_of(fact: &Fact) -> Option<Vec<u64>> {
 pub(crate) struct Subject<'a> {
     /// The graph that contains it.
     pub context: &'a Context<'a>,
+    /// The images that its rules cut into bands; `None` for equal slices.
+    pub images: Option<&'a Images>,
     /// The operator.
     pub operator: &'a Operator,
     /// Its arguments as facts.
@@ -282,6 +300,13 @@ pub(crate) struct Subject<'a> {
     pub outputs: Vec<Option<Vec<u64>>>,
     /// Its row of the table.
     pub row: Option<&'static operators::Operator>,
+}
+
+impl Images {
+    /// Tells whether a dimension of a value holds rows of these images.
+    pub(crate) fn has_rows(&self, value: ValueId, dim: usize) -> bool {
+        self.dims.contains(&(value, dim))
+    }
 }
 
 impl Subject<'_> {

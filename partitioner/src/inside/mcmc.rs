@@ -4,6 +4,9 @@
 //! A step that is longer by a share `Δ` of the current one is accepted with probability `exp(−α·Δ)`. FlexFlow's `α` is
 //! per millisecond, so its effect depends on the model; here it is relative. As in FlexFlow, proposals are compared
 //! with the current strategies, not the best, and the search returns to the best after every hundredth of its budget.
+//!
+//! Nodes that only follow from others, such as the layout in which a value is handed on, are not proposed: they take
+//! their cheapest strategy whenever a neighbour changes.
 
 use super::{Choices, Limits, Totals};
 
@@ -32,11 +35,20 @@ pub struct Walked {
 /// The most proposals between two returns to the best.
 const RETURN: usize = 1000;
 
-/// Searches from each start; `None` if none of them fits.
-pub fn walk(choices: &Choices, limits: Limits, starts: &[Vec<usize>], walk: Walk) -> Option<Walked> {
+/// Searches from each start; `None` if none of them fits. The first `n_proposed` nodes are proposed, the others follow.
+///
+/// Invariant: nodes that follow are not joined to each other.
+pub fn walk(
+    choices: &Choices,
+    limits: Limits,
+    starts: &[Vec<usize>],
+    walk: Walk,
+    n_proposed: usize,
+) -> Option<Walked> {
     let touching = choices.touching();
     let mut random = Random(walk.seed);
-    let free: Vec<usize> = (0..choices.nodes.len()).filter(|&node| choices.nodes[node].len() > 1).collect();
+    let free: Vec<usize> = (0..n_proposed).filter(|&node| choices.nodes[node].len() > 1).collect();
+    let near: Vec<Near> = (0..n_proposed).map(|node| Near::of(choices, &touching, node, n_proposed)).collect();
     let mut best: Option<Walked> = None;
     for start in starts {
         let totals = choices.totals(start);
@@ -55,22 +67,29 @@ pub fn walk(choices: &Choices, limits: Limits, starts: &[Vec<usize>], walk: Walk
             }
             let node = free[random.below(free.len())];
             let pick = random.below(choices.nodes[node].len());
-            let (old, edges) = (current.picks[node], &touching[node]);
-            let mut totals = current.totals;
-            totals.remove(&choices.nodes[node][old]);
-            totals.add(&choices.nodes[node][pick]);
-            totals.seconds += choices.around(edges, node, pick, &current.picks)
-                - choices.around(edges, node, old, &current.picks);
+            let old = near[node].picks(node, &current.picks);
+            let before = near[node].totals(choices, node, &current.picks);
+            current.picks[node] = pick;
+            for &follower in &near[node].followers {
+                current.picks[follower] = cheapest(choices, &touching[follower], follower, &current.picks);
+            }
+            let after = near[node].totals(choices, node, &current.picks);
+            let totals = Totals {
+                seconds: current.totals.seconds + (after.seconds - before.seconds),
+                hidden: current.totals.hidden + (after.hidden - before.hidden),
+                bytes: current.totals.bytes + (after.bytes - before.bytes),
+            };
             let step = totals.step(limits.exposed);
             if totals.bytes <= limits.bytes
                 && step.is_finite()
                 && accepts(walk.alpha, current.step, step, &mut random)
             {
-                current.picks[node] = pick;
                 (current.totals, current.step) = (totals, step);
                 if step < own.step {
                     own.clone_from(&current);
                 }
+            } else {
+                old.into_iter().for_each(|(node, pick)| current.picks[node] = pick);
             }
         }
         own.totals = choices.totals(&own.picks);
@@ -80,6 +99,58 @@ pub fn walk(choices: &Choices, limits: Limits, starts: &[Vec<usize>], walk: Walk
         }
     }
     best
+}
+
+/// What changes with a node.
+struct Near {
+    /// Its neighbours that follow.
+    followers: Vec<usize>,
+    /// Edges of the node and of these.
+    edges: Vec<usize>,
+}
+
+impl Near {
+    fn of(choices: &Choices, touching: &[Vec<usize>], node: usize, n_proposed: usize) -> Self {
+        let other = |edge: &usize| {
+            let (a, b, _) = choices.edges[*edge];
+            if a == node { b } else { a }
+        };
+        let mut followers: Vec<usize> =
+            touching[node].iter().map(other).filter(|&other| other >= n_proposed).collect();
+        followers.sort_unstable();
+        followers.dedup();
+        let all = std::iter::once(&node).chain(&followers);
+        let mut edges: Vec<usize> = all.flat_map(|node| touching[*node].iter().copied()).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        Self { followers, edges }
+    }
+
+    fn picks(&self, node: usize, picks: &[usize]) -> Vec<(usize, usize)> {
+        std::iter::once(&node).chain(&self.followers).map(|node| (*node, picks[*node])).collect()
+    }
+
+    /// Returns the cost of the node and of what follows it, with their edges.
+    fn totals(&self, choices: &Choices, node: usize, picks: &[usize]) -> Totals {
+        let mut totals = Totals::default();
+        for &own in std::iter::once(&node).chain(&self.followers) {
+            totals.add(&choices.nodes[own][picks[own]]);
+        }
+        let seconds = |&edge: &usize| {
+            let (a, b, matrix) = &choices.edges[edge];
+            matrix.at(picks[*a], picks[*b])
+        };
+        totals.seconds += self.edges.iter().map(seconds).sum::<f64>();
+        totals
+    }
+}
+
+/// Returns the cheapest strategy of a node among its neighbours' strategies.
+fn cheapest(choices: &Choices, edges: &[usize], node: usize, picks: &[usize]) -> usize {
+    let seconds =
+        |pick: &usize| choices.nodes[node][*pick].seconds + choices.around(edges, node, *pick, picks);
+    let all = 0..choices.nodes[node].len();
+    all.min_by(|a, b| seconds(a).total_cmp(&seconds(b))).unwrap_or(picks[node])
 }
 
 /// Tells whether a proposal is accepted.
@@ -143,6 +214,7 @@ mod tests {
                 limits,
                 std::slice::from_ref(&found.picks),
                 Walk { budget: 2000, alpha: 5.0, seed: case },
+                choices.nodes.len(),
             );
             let walked = walked.expect("the start fits");
             assert!(
@@ -156,7 +228,8 @@ mod tests {
                     start = picks.to_vec();
                 }
             });
-            let other = walk(&choices, limits, &[start], Walk { budget: 2000, alpha: 5.0, seed: case });
+            let settings = Walk { budget: 2000, alpha: 5.0, seed: case };
+            let other = walk(&choices, limits, &[start], settings, choices.nodes.len());
             let other = other.expect("the start is finite");
             assert!(other.step >= found.bound, "case {case}");
             assert_eq!(other.step, choices.totals(&other.picks).step(limits.exposed), "case {case}");

@@ -73,6 +73,7 @@ pub fn to_plan(
         stages: stages.collect(),
         transfers: transfers.collect(),
         cuts: indexmap::IndexMap::new(),
+        operators: indexmap::IndexMap::new(),
         sequence_parallel: None,
         inference: problem.training.inference,
         constraints: None,

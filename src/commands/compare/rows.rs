@@ -10,7 +10,7 @@ use super::ways::{How, Otherwise, Way};
 use crate::{
     commands::{
         emit::not_carried_out,
-        plan::{PlanRequest, StepSize, Subject, Unplanned, attempt, split_operators},
+        plan::{PlanRequest, StepSize, Subject, Unplanned, attempt},
     },
     workspace::Workspace,
 };
@@ -74,22 +74,14 @@ impl Question<'_> {
                 };
                 self.planned(way, &request)
             }
-            How::Split(_) if self.request.stages.is_some_and(|stages| stages > 1) => {
-                return way.left_out("it splits operators and has no stages".into(), None);
-            }
-            How::Split(_) if !self.request.constraints.pin.is_empty() => {
-                return way.left_out("it splits operators and cannot pin calls".into(), None);
-            }
-            How::Split(_) if !self.is_size_allowed() => {
-                let own = self.size.samples.unwrap_or_default();
-                return way.left_out(
-                    format!("it can be predicted only for the batch of the trace, which has {own} samples"),
-                    None,
-                );
-            }
             How::Split(method) => {
-                split_operators(method, self.workspace, self.request, &self.workspace.file.stem())
-                    .map(|answer| self.split(way, answer))
+                let request = PlanRequest {
+                    strategy: None,
+                    alternatives: None,
+                    operators: Some(method),
+                    ..self.request.clone()
+                };
+                self.planned(way, &request)
             }
             How::Simulated(..) => {
                 return way.left_out("it simulates a plan of another strategy".into(), None);
@@ -110,8 +102,8 @@ impl Question<'_> {
         let shared_by =
             plan.stages.first().and_then(|stage| stage.tensor_parallel).map(|shared| shared.degree);
         let row = StrategyRow {
-            is_chosen: request.strategy.is_none(),
-            strategy: best.made_by.name().to_string(),
+            is_chosen: request.strategy.is_none() && request.operators.is_none(),
+            strategy: plan.strategy.clone(),
             sharding: best.sharing(),
             shared_by,
             schedule: Some(plan.schedule.clone()),
@@ -132,33 +124,6 @@ impl Question<'_> {
             ..self.carried_out(way.row(), &plan)
         };
         Ok(Outcome::Found(Box::new(row), Some(Box::new(plan))))
-    }
-
-    fn split(&self, way: &Way, answer: schema::PlanAnswer) -> Outcome {
-        let step = answer.step_seconds.unwrap_or_default();
-        let stage = answer.stages.first();
-        let cluster = &self.request.cluster;
-        let used: BTreeSet<&str> =
-            stage.iter().flat_map(|stage| &stage.devices).map(String::as_str).collect();
-        let rates = self.size.rates(step, cluster, &used);
-        let row = StrategyRow {
-            strategy: answer.strategy.clone(),
-            stages: 1,
-            chunks: 1,
-            devices: used.len() as u32,
-            micro_batches: 1,
-            samples: self.size.samples,
-            step_seconds: step,
-            micro_batch_seconds: step,
-            samples_per_second: rates.samples,
-            tokens_per_second: rates.tokens,
-            mfu: rates.mfu,
-            memory_bytes: Bytes(answer.memory_bytes.unwrap_or_default()),
-            memory_limit: stage.and_then(|stage| stage.memory_usable).unwrap_or_default(),
-            not_carried_out: answer.inside.into_iter().map(|inside| inside.not_carried_out).collect(),
-            ..way.row()
-        };
-        Outcome::Found(Box::new(row), None)
     }
 
     /// Simulates another strategy's plan; without one it is left out.
@@ -237,12 +202,6 @@ impl Question<'_> {
         Ok(Outcome::Found(Box::new(row), None))
     }
 
-    /// Tells whether micro-batches may be as large as the trace's inputs.
-    fn is_size_allowed(&self) -> bool {
-        let sizes = self.request.micro_batch_size.zip(self.size.samples);
-        sizes.is_none_or(|(sizes, samples)| sizes.has(samples))
-    }
-
     /// Adds the devices of a plan, and the parts of it that `train.py` cannot run.
     fn carried_out(&self, row: StrategyRow, plan: &Plan) -> StrategyRow {
         let devices: BTreeSet<&String> = plan.stages.iter().flat_map(|stage| &stage.devices).collect();
@@ -286,5 +245,6 @@ pub fn is_same(one: &Plan, other: &Plan) -> bool {
         && one.micro_batch_size == other.micro_batch_size
         && one.execution == other.execution
         && one.cuts == other.cuts
+        && one.operators == other.operators
         && one.stages.iter().map(stage).eq(other.stages.iter().map(stage))
 }

@@ -73,6 +73,7 @@ pub fn extras(
                 .iter()
                 .flat_map(|plan| plan.cuts.iter().map(|(name, cut)| (name.as_str(), *cut)))
                 .collect(),
+            splits_operators: plan.is_some_and(|plan| !plan.operators.is_empty()),
             sequence_parallel: plan.and_then(|plan| plan.sequence_parallel),
             sharding: plan.and_then(|plan| plan.execution?.sharding).unwrap_or_default(),
             sharding_group: plan.and_then(|plan| plan.execution?.sharding_group).map(|count| count as usize),

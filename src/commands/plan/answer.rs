@@ -1,9 +1,9 @@
 //! Prints a plan: a table of stages and one paragraph of reasons.
 
 use partitioner::ENOUGH;
-use schema::{Bytes, InferenceObjective, LossAnswer, PlanAnswer, Seconds};
+use schema::{Bytes, InferenceObjective, LossAnswer, OperatorLayout, PlanAnswer, Seconds, SharedAnswer};
 
-use super::Plan;
+use super::{Plan, inside};
 use crate::{
     columns::table,
     failure::Failure,
@@ -52,6 +52,54 @@ pub fn print(
             output.text(&format!("{}\n{}\n", text(plan, answer, unit, why), compared(answer)))
         }
         Format::Text => output.text(&text(plan, answer, unit, why)),
+    }
+}
+
+/// Prints how operators are split: what is written, and what the paper's search finds.
+pub fn print_operators(
+    plan: &Plan,
+    answer: &PlanAnswer,
+    why: &str,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    if let Format::Json = plan.format {
+        return output.json(&serde_json::to_value(answer).map_err(Failure::input)?);
+    }
+    let written = match &answer.shared {
+        Some(shared) => format!("{}\n{}\n", text(plan, answer, Unit::MicroBatch, why), splits(shared)),
+        None => format!("{}: strategy {}\n", answer.model, answer.strategy),
+    };
+    let predicted = answer.inside.as_ref().map(inside::text).unwrap_or_default();
+    output.text(&format!("{written}{predicted}"))
+}
+
+/// Lists how operators are split: a line per run of operators with equal splits.
+pub fn splits(shared: &SharedAnswer) -> String {
+    let mut rows = vec![["operators", "", "each device has"].map(String::from)];
+    for alike in shared.operators.chunk_by(|a, b| a.split == b.split) {
+        let name = |one: &OperatorLayout| {
+            if one.block.is_empty() {
+                one.operator.clone()
+            } else {
+                format!("{} {}", cell(&one.block), one.operator)
+            }
+        };
+        let span = match alike {
+            [first, .., last] => format!("{} … {}", name(first), name(last)),
+            _ => name(&alike[0]),
+        };
+        rows.push([alike.len().to_string(), span, part_of(&alike[0].split)]);
+    }
+    table(&rows, " ", |column| column == 0)
+}
+
+/// Says what each device has of an operator's results.
+fn part_of(split: &str) -> String {
+    match split {
+        "whole" => "all of it".into(),
+        "first device" => "all of it on the first device, nothing on the others".into(),
+        "sums" => "a term of each sum".into(),
+        other => format!("a part of the {other}"),
     }
 }
 
@@ -109,7 +157,10 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
     let is_asked = plan.asking.strategy != "auto" && plan.check.is_none();
     let of = if is_asked { format!("{} ", answer.strategy) } else { String::new() };
     let pinned = with_pins(answer);
+    let is_split = answer.shared.as_ref().is_some_and(|shared| !shared.operators.is_empty());
     let proof = match (answer.optimal, of.is_empty()) {
+        // What is proven of splits stands beside them.
+        (true, _) if is_split => "with these splits nothing is faster".to_string(),
         (true, true) => format!("proven optimal{pinned}"),
         (true, false) => format!("no {of}plan{pinned} is faster"),
         (false, _) => format!(
@@ -177,6 +228,9 @@ pub fn shared(answer: &PlanAnswer) -> String {
         Some(2) => format!("images in {} bands of rows, one per device", shared.degree),
         Some(3) => format!("images in {} bands of columns, one per device", shared.degree),
         Some(dim) => format!("images in {} bands along dimension {dim}, one per device", shared.degree),
+        None if !shared.operators.is_empty() => {
+            format!("each operator over {} devices in its own way", shared.degree)
+        }
         None if shared.whole_weights => {
             let weights = match &shared.on_first[..] {
                 [] => String::new(),
@@ -197,6 +251,12 @@ pub fn shared(answer: &PlanAnswer) -> String {
         Seconds(shared.exchange_seconds)
     );
     text.push_str(&format!("proved: {}\n", crate::sharing::proved_text(&shared.proved)));
+    if !shared.operators.is_empty() {
+        text.push_str(&match shared.gap {
+            gap if gap < 1e-4 => "splits: no others that can be written are faster, by the times of operators and exchanges\n".to_string(),
+            gap => format!("splits: at most {:.1} % from optimal, by the times of operators and exchanges\n", 100.0 * gap),
+        });
+    }
     let tried: Vec<String> = shared
         .tried
         .iter()

@@ -238,16 +238,13 @@ impl PlanArguments {
             return Ok(None);
         }
         if Method::from_name(name).is_some() {
-            return Err(Failure::input(format!(
-                "--strategy {name} splits the operators of traced models; only `plan` predicts it"
-            )));
+            return Ok(None);
         }
         Strategy::from_name(name).map(Some).ok_or_else(|| {
             let meant = meant(name, strategies(), 3);
             Failure::input(format!("no strategy is called `{name}`{meant}")).with_hint(format!(
-                "strategies are {}; `plan` also predicts {}",
+                "strategies are {}",
                 strategies().join(", "),
-                Method::NAMES.join(" and ")
             ))
         })
     }
@@ -416,6 +413,7 @@ impl PlanArguments {
             loss: self.loss,
             sharding: self.sharding()?,
             sharding_up_to: CARRIED_OUT,
+            operators: Method::from_name(&self.strategy),
             tensor_parallel: self.tensor_parallel.unwrap_or_default(),
             sequence_parallel: self.sequence_parallel.and_then(SequenceParallelArgument::asked),
             spatial: self.spatial.unwrap_or_default(),
@@ -482,5 +480,6 @@ fn strategy_help() -> String {
 
 /// Returns the names that `--strategy` lists.
 pub fn strategies() -> Vec<&'static str> {
-    std::iter::once("auto").chain(STRATEGIES.iter().map(|strategy| strategy.name())).collect()
+    let own = STRATEGIES.iter().map(|strategy| strategy.name());
+    std::iter::once("auto").chain(own).chain(Method::NAMES).collect()
 }

@@ -342,6 +342,9 @@ impl Asked {
         answer.effort = Some(request.effort.name().to_string()).filter(|_| request.effort != Effort::Normal);
         answer.micro_batch_sizes_tried.clone_from(&self.sized.1);
         answer.shared = self.groups.as_ref().map(Groups::answer);
+        if let Some(name) = self.groups.as_ref().and_then(Groups::strategy) {
+            answer.strategy = name.to_string();
+        }
         answer.band = predicted.band;
         answer.times.clone_from(&predicted.times);
         answer.loss = self

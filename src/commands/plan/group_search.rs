@@ -1,5 +1,7 @@
 //! The best plan where groups of devices share each layer: each group is planned as one device.
 
+use std::collections::BTreeMap;
+
 use partitioner::{Planned, Solution};
 use schema::{ShardingLevel, SharedTried};
 
@@ -7,9 +9,11 @@ use super::{
     alone::planned_alone,
     asked::Asked,
     groups::Groups,
+    inside::Method,
     no_plan::Unplanned,
     pins,
     request::{self, Degree, PlanRequest},
+    step_size::StepSize,
     subject::Subject,
 };
 use crate::{
@@ -60,6 +64,34 @@ pub(super) fn planned_by(
         }
     }
     Ok((asked.of_groups(groups), solved))
+}
+
+/// Plans a model each of whose operators is split over all devices that the fastest links join.
+pub(super) fn planned_operators(
+    whole: &Workspace,
+    request: &PlanRequest,
+    method: Method,
+) -> Result<(Asked, Planned), Unplanned> {
+    let mut joined: BTreeMap<&[u32], u32> = BTreeMap::new();
+    for device in &request.cluster.devices {
+        *joined.entry(&device.place).or_default() += 1;
+    }
+    let degree = joined.values().copied().reduce(common).unwrap_or(1);
+    if degree < 2 {
+        let message = format!("--strategy {} needs devices that the fastest links join", method.name());
+        return Err(Failure::no(message).into());
+    }
+    let samples = StepSize::of(whole).samples.filter(|samples| *samples > 0);
+    let of_batch = request.batch.zip(samples).map(|(batch, samples)| (batch / samples) as u32);
+    let micro_batches = request.micro_batches.or(of_batch).unwrap_or(1);
+    let search = method.search(request.optimizer_factor, micro_batches);
+    let request = PlanRequest { operators: None, ..request.clone() };
+    planned_by(whole, &request, degree, Way::Operators(search))
+}
+
+/// Returns the greatest common divisor.
+fn common(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { common(b, a % b) }
 }
 
 /// Tells whether `train.py` can run a plan whose layers devices share: it needs the same number of replicas for every

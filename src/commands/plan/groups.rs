@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
-use schema::{Bytes, Cluster, Cut, Plan, SequenceParallel, SharedAnswer, SharedTried, TensorParallel};
+use schema::{Bytes, Cluster, Cut, OperatorLayout, Plan, SequenceParallel, SharedAnswer, SharedTried, TensorParallel};
 
 use super::request::PlanRequest;
 use crate::{
@@ -22,6 +22,8 @@ pub(super) struct Groups {
     /// All devices.
     cluster: Cluster,
     cuts: IndexMap<String, Cut>,
+    /// The splits of operators, and the name of the search that found them.
+    operators: Option<(&'static str, IndexMap<String, String>)>,
     sequence_parallel: Option<SequenceParallel>,
     /// Bytes of a micro-batch's exchanges in both passes, over all devices.
     exchange_bytes: u64,
@@ -41,10 +43,21 @@ impl Groups {
         let exchanged = shared.exchange_seconds(&own.graph, &request.cluster);
         let (seconds, bound) = shared.seconds;
         let cuts = shared.named_cuts(whole.program());
+        let splits = shared.operators.as_deref().unwrap_or_default();
+        let operators = match way {
+            Way::Operators(search) => Some((search.name, sharing::recorded(splits))),
+            _ => None,
+        };
+        let made = splits.iter().filter(|own| own.makes_tensors).map(|own| OperatorLayout {
+            block: own.path.clone(),
+            operator: own.name.clone(),
+            split: own.split.clone(),
+        });
         let answer = SharedAnswer {
             degree,
+            operators: made.collect(),
             bands: shared.bands.map(|dim| dim as u32),
-            whole_weights: shared.bands.is_none() && shared.cuts.is_empty(),
+            whole_weights: shared.bands.is_none() && shared.cuts.is_empty() && operators.is_none(),
             on_first: cuts.iter().filter(|(_, cut)| cut.on_first).map(|(name, _)| name.clone()).collect(),
             split_flops: shared.split_share,
             exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count()
@@ -57,7 +70,14 @@ impl Groups {
         let exchange_bytes = shared.exchange_bytes(&own.graph);
         let all = request.cluster.clone();
         let sequence_parallel = way.sequence_parallel();
-        Ok((Self { answer, members, own, cluster: all, cuts, sequence_parallel, exchange_bytes }, cluster))
+        let groups =
+            Self { answer, members, own, cluster: all, cuts, operators, sequence_parallel, exchange_bytes };
+        Ok((groups, cluster))
+    }
+
+    /// Returns the name of the search for the splits of operators, if there was one.
+    pub(super) fn strategy(&self) -> Option<&'static str> {
+        self.operators.as_ref().map(|(name, _)| *name)
     }
 
     /// Records the other group sizes that were tried.
@@ -110,5 +130,9 @@ impl Groups {
         plan.cluster.clone_from(&self.cluster);
         plan.cuts.clone_from(&self.cuts);
         plan.sequence_parallel = self.sequence_parallel;
+        if let Some((name, operators)) = &self.operators {
+            plan.strategy = name.to_string();
+            plan.operators.clone_from(operators);
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! `plan --strategy optcnn|flexflow`: each operator is split over all devices in its own way.
 //!
-//! The plan is only predicted: no stages and no plan file are written.
+//! What stages can be written of is planned as for every other strategy (`sharing`). Beside it stands what the papers'
+//! searches find, which have more to choose from: several dimensions of one operator at once, and some of the devices.
+//! That is only predicted.
 
 mod answer;
 mod layers;
@@ -9,15 +11,15 @@ mod prices;
 
 use partitioner::{
     Machine,
-    inside::{Limits, NoSplit, Space, Walk, split, walk},
+    inside::{Limits, NoSplit, Space, split, walk},
 };
-use schema::{Bytes, PlanAnswer};
+use schema::{Bytes, InsideAnswer};
 
-pub use self::method::Method;
-use self::{layers::Layers, prices::Predicted};
-use super::{costs, flags::Plan, no_plan::Unplanned, request::PlanRequest, subject::name_of};
+pub use self::{answer::text, method::Method};
+use self::{layers::Layers, method::WALK, prices::Predicted};
+use super::{costs, flags::Plan, model, no_plan::Unplanned, request::PlanRequest};
 use crate::{
-    failure::{self, Failure},
+    failure::Failure,
     files::Opened,
     output::Output,
     workspace::Workspace,
@@ -25,17 +27,20 @@ use crate::{
 
 /// The most devices: with this many, an operator already has hundreds of splits.
 const DEVICES: usize = 256;
-/// The settings of FlexFlow's search: proposals per start, how rarely a worse one is accepted, and the random seed.
-const WALK: Walk = Walk { budget: 25_000, alpha: 100.0, seed: 0 };
 
 /// Splits the operators of a traced model, and prints how.
 pub fn run(plan: &Plan, method: Method, file: Opened, output: &mut Output) -> Result<(), Failure> {
-    refuse(plan, method)?;
+    let arguments = [("--compare", plan.compare), ("--no-overlap", plan.no_overlap)];
+    if let Some((name, _)) = arguments.iter().find(|(_, is_given)| *is_given) {
+        return Err(Failure::input(format!("--strategy {} does not take {name}", method.name())));
+    }
     let (request, _) = plan.request(None)?;
+    request.check_operators(method)?;
     request.cost_models.require_used(&request.cluster)?;
     check(method, &request)?;
     let workspace = Workspace::of(file, &plan.asking.input)?;
-    answer::print(plan, &answered(method, &workspace, &request, &name_of(&plan.model))?, output)
+    let inside = predicted(method, &workspace, &request)?;
+    model::run_operators(plan, &workspace, &request, inside, output)
 }
 
 /// Refuses clusters that this method does not support.
@@ -56,14 +61,12 @@ fn check(method: Method, request: &PlanRequest) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Splits the operators of a traced model.
-pub fn answered(
+/// Predicts what the paper's search finds for a traced model.
+fn predicted(
     method: Method,
     workspace: &Workspace,
     request: &PlanRequest,
-    model_name: &str,
-) -> Result<PlanAnswer, Unplanned> {
-    check(method, request)?;
+) -> Result<InsideAnswer, Unplanned> {
     let cluster = &request.cluster;
     let no_types = || Failure::input("the cluster has no device types");
     let name = &cluster.devices.first().ok_or_else(no_types)?.type_;
@@ -86,13 +89,12 @@ pub fn answered(
     })?;
     let walked = match method {
         Method::Exact => None,
-        Method::Random => walk(&space.choices, limits, &[found.picks.clone(), even.clone()], WALK),
+        Method::Random => {
+            let starts = [found.picks.clone(), even.clone()];
+            walk(&space.choices, limits, &starts, WALK, space.choices.nodes.len())
+        }
     };
-    if space.choices.totals(&even).bytes > limits.bytes {
-        failure::note("data parallelism does not fit the devices' memory");
-    }
-    let answer = answer::Inside {
-        method,
+    Ok(answer::Inside {
         workspace,
         layers: &layers,
         space: &space,
@@ -100,43 +102,6 @@ pub fn answered(
         found: &found,
         walked: walked.as_ref(),
         even: &even,
-        request,
-        times: predicted.times_from(),
-    };
-    Ok(answer.answer(model_name))
-}
-
-/// Refuses arguments without a meaning for splits inside operators.
-fn refuse(plan: &Plan, method: Method) -> Result<(), Failure> {
-    let asking = &plan.asking;
-    let arguments = [
-        ("--stages", asking.stages.is_some()),
-        ("--batch", asking.batch.is_some()),
-        ("--micro-batches", asking.micro_batches.is_some()),
-        ("--keep-together", !asking.keep_together.is_empty()),
-        ("--cut-at", !asking.cut_at.is_empty()),
-        ("--layers", !asking.layers.is_empty()),
-        ("--pin", !asking.pin.is_empty()),
-        ("--recompute", !asking.recompute.is_empty()),
-        ("--constraints", asking.constraints.is_some()),
-        ("--from", asking.from.is_some()),
-        ("--sharding", asking.sharding.is_some()),
-        ("--loss", asking.loss.is_some()),
-        ("--offload", asking.offload),
-        ("--no-recompute", asking.no_recompute),
-        ("--host-overhead", asking.host_overhead.is_some()),
-        ("--split-overhead", asking.split_overhead.is_some()),
-        ("--compare", plan.compare),
-        ("--check", plan.check.is_some()),
-        ("--output", plan.output.is_some()),
-    ];
-    let given: Vec<&str> =
-        arguments.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
-    if given.is_empty() {
-        return Ok(());
     }
-    Err(Failure::input(format!("--strategy {} does not take {}", method.name(), given.join(", "))).with_hint(
-        "it predicts one step of the model's own inputs (--input sets others), and writes no plan: train.py cannot \
-         run it yet",
-    ))
+    .answer())
 }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use partitioner::{
     CheckError, MadeBy, MicroBatches, PlanError, Planned, Problem, Solution, check_plan, plan_with,
 };
-use schema::{PipedreamProfile, to_yaml};
+use schema::{InsideAnswer, PipedreamProfile, PlanAnswer, to_yaml};
 
 use super::{
     answer,
@@ -80,6 +80,39 @@ fn run(
     }
     let why = why(&asked.problem, &solved.best, &answer);
     answer::print(plan, &answer, Unit::MicroBatch, &why, output)
+}
+
+/// Plans the splits of operators that stages can be written of, and prints them with what the paper's search finds.
+pub fn run_operators(
+    plan: &Plan,
+    workspace: &Workspace,
+    request: &PlanRequest,
+    inside: InsideAnswer,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let (asked, solved) = match planned(Subject::Model(workspace), request) {
+        Ok(found) => found,
+        Err(failure) if plan.output.is_none() => {
+            let not_carried_out = Some(failure.to_string());
+            let answer = PlanAnswer {
+                schema_version: answer::SCHEMA_VERSION,
+                model: Subject::Model(workspace).name(),
+                strategy: plan.asking.strategy.to_ascii_lowercase(),
+                inside: Some(InsideAnswer { not_carried_out, ..inside }),
+                ..PlanAnswer::default()
+            };
+            return answer::print_operators(plan, &answer, "", output);
+        }
+        Err(failure) => return Err(failure),
+    };
+    let file = asked.file(&solved.best);
+    let mut answer = asked.answer(request, None, &solved.best, (&[], &[]), &file);
+    answer.inside = Some(inside);
+    if let Some(path) = &plan.output {
+        files::write(path, to_yaml(&file.plan).as_bytes())?;
+    }
+    let why = why(&asked.problem, &solved.best, &answer);
+    answer::print_operators(plan, &answer, &why, output)
 }
 
 /// Scores a plan of a model, whose blocks may be calls of any depth, and operators.

@@ -6,7 +6,7 @@ use cost_model::Rounding;
 use partitioner::{Effort, Machine, MicroBatches, Strategy, Training};
 use schema::{Cluster, Constraints, Inference, SequenceParallel, ShardingLevel};
 
-use super::{clusters::cluster_failure, loss::Loss, sizes::Sizes};
+use super::{clusters::cluster_failure, inside::Method, loss::Loss, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure};
 
 /// The most micro-batches per step: each of their passes is timed.
@@ -47,6 +47,8 @@ pub struct PlanRequest {
     pub sharding: Option<ShardingLevel>,
     /// The highest level that may be chosen.
     pub sharding_up_to: ShardingLevel,
+    /// Each operator is split in its own way over all devices that the fastest links join, as this method finds.
+    pub operators: Option<Method>,
     /// Devices that share the work of each layer.
     pub tensor_parallel: Degree,
     /// Which part of the values they hold between layers; `None` for the faster.
@@ -113,6 +115,30 @@ impl PlanRequest {
             )));
         }
         Ok(())
+    }
+
+    /// Refuses what has no meaning where each operator is split over all devices.
+    pub(super) fn check_operators(&self, method: Method) -> Result<(), Failure> {
+        let constraints = &self.constraints;
+        let is_shared = |degree: Degree| !matches!(degree, Degree::IfNeeded | Degree::Of(1));
+        let arguments = [
+            ("--stages", self.stages.is_some_and(|stages| stages > 1) && constraints.stages().is_none()),
+            ("--cut-at", !constraints.cut_at.is_empty()),
+            ("--layers", !constraints.layers.is_empty()),
+            ("--pin", !constraints.pin.is_empty()),
+            ("--from", self.from.is_some()),
+            ("--inference", self.inference.is_some()),
+            ("--tensor-parallel", is_shared(self.tensor_parallel)),
+            ("--spatial", is_shared(self.spatial)),
+            ("--context-parallel", is_shared(self.context_parallel)),
+        ];
+        let given: Vec<&str> =
+            arguments.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
+        if given.is_empty() {
+            return Ok(());
+        }
+        let what = format!("--strategy {} does not take {}", method.name(), given.join(", "));
+        Err(Failure::input(what).with_hint("it splits every operator over all devices: there is one stage"))
     }
 
     /// Returns the settings of training.

@@ -36,6 +36,14 @@ pub fn attempt(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
 
 /// Plans with micro-batches as large as the model's inputs.
 fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
+    if let Some(method) = request.operators {
+        request.check_operators(method)?;
+        let Subject::Model(whole) = subject else {
+            let message = format!("--strategy {} splits the operators of traced models", method.name());
+            return Err(Failure::input(message).into());
+        };
+        return group_search::planned_operators(whole, request, method);
+    }
     let unshared = |request: &PlanRequest| planned_alone(subject, request);
     let layers = Way::Layers(request.sequence_parallel);
     let ways = [

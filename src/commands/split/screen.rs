@@ -45,6 +45,9 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
     let mut text = headline(found);
     text.push_str(&stages(&found.plan, found, explain));
     text.push_str(&figures(found));
+    if let Some(shared) = found.answer.shared.as_ref().filter(|shared| !shared.operators.is_empty()) {
+        text.push_str(&format!("\n{}", plan::splits(shared)));
+    }
     text.push_str("\ncompared, simulated\n");
     text.push_str(&compared(&found.compared.families));
     if explain {
@@ -113,6 +116,9 @@ fn headline(found: &Found) -> String {
     let shared = found.answer.shared.as_ref();
     let shared = shared.map(|shared| match shared.bands {
         Some(_) => format!(", images in {} bands", shared.degree),
+        None if !shared.operators.is_empty() => {
+            format!(", each operator over {} devices in its own way", shared.degree)
+        }
         None if shared.whole_weights => format!(", samples or positions in {} parts", shared.degree),
         None => format!(", each layer on {} devices", shared.degree),
     });

@@ -47,7 +47,7 @@ pub fn takes_stored(class: OperatorClass) -> bool {
 
 /// The dimension of an image that bands divide; samples and channels precede it.
 fn along(subject: &Subject<'_>, rank: usize) -> Option<usize> {
-    let dim = 2 + subject.context.images.as_ref()?.along;
+    let dim = 2 + subject.images?.along;
     (dim < rank).then_some(dim)
 }
 

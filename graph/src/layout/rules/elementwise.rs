@@ -124,7 +124,7 @@ pub fn reduce(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let split = subject.row.map(|row| row.split);
     let is_sum = split == Some(Split::Sum);
     // Bands may be uneven, so each device weights its mean.
-    let is_mean = subject.context.images.is_some() && split == Some(Split::Mean);
+    let is_mean = subject.images.is_some() && split == Some(Split::Mean);
     if result.len() != leaf.sizes.len() - if keeps { 0 } else { gone.len() } {
         return None;
     }

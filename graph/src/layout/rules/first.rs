@@ -28,7 +28,7 @@ pub fn strategies(subject: &Subject<'_>, axes: Vec<Axis>) -> Vec<Strategy> {
                     | OperatorClass::Norm
             )
     });
-    if !is_known || subject.context.images.is_some() {
+    if !is_known || subject.images.is_some() {
         return Vec::new();
     }
     axes.into_iter().filter_map(|axis| strategy(subject, axis)).collect()

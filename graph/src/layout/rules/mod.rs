@@ -73,15 +73,9 @@ pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
     if subject.row.is_none() || (subject.leaves.is_empty()) {
         return all;
     }
-    for axis in axes(subject) {
-        if subject.context.images.is_some() && !is_of_rows(subject, &axis) {
-            continue;
-        }
-        if let Some(strategy) = strategy(subject, axis)
-            && !all.contains(&strategy)
-        {
-            all.push(strategy);
-        }
+    by_axis(subject, &mut all);
+    for images in &subject.context.also {
+        by_axis(&subject.context.subject_of(subject.operator, Some(images)), &mut all);
     }
     if subject.context.on_first {
         all.extend(first::strategies(subject, axes(subject)));
@@ -94,6 +88,20 @@ pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
         }
     }
     all
+}
+
+/// Adds the strategies along axes.
+fn by_axis(subject: &Subject<'_>, all: &mut Vec<Strategy>) {
+    for axis in axes(subject) {
+        if subject.images.is_some() && !is_of_rows(subject, &axis) {
+            continue;
+        }
+        if let Some(strategy) = strategy(subject, axis)
+            && !all.contains(&strategy)
+        {
+            all.push(strategy);
+        }
+    }
 }
 
 /// Returns the strategies on the rows of the device's own experts: those of grouped products, and of operators that cut
@@ -166,7 +174,9 @@ pub(crate) fn routed_of(subject: &Subject<'_>, routed: Routed, rows: u64) -> Vec
 
 /// Tells whether an axis cuts rows of an image.
 fn is_of_rows(subject: &Subject<'_>, axis: &Axis) -> bool {
-    cut_by(subject, axis).into_iter().any(|(value, dim)| subject.context.has_rows(value, dim))
+    cut_by(subject, axis)
+        .into_iter()
+        .any(|(value, dim)| subject.images.is_some_and(|images| images.has_rows(value, dim)))
 }
 
 /// Returns the dimensions of operands and of results that an axis cuts.
@@ -205,7 +215,7 @@ pub(crate) fn blocks_of(subject: &Subject<'_>) -> Vec<u64> {
 
 fn axes(subject: &Subject<'_>) -> Vec<Axis> {
     let Some(row) = subject.row else { return Vec::new() };
-    if subject.context.images.is_some()
+    if subject.images.is_some()
         && let Some(found) = bands::axes(subject, row)
     {
         return found.unwrap_or_default();
@@ -256,7 +266,7 @@ fn axes(subject: &Subject<'_>) -> Vec<Axis> {
 /// Makes a strategy of an axis, if everything that is cut can be cut.
 fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
     let degree = subject.context.degree;
-    let in_bands = subject.context.images.is_some();
+    let in_bands = subject.images.is_some();
     let cut = |sizes: &[u64], dim: usize, blocks: u64| {
         if !in_bands {
             let slice = Slice { dim, blocks };
@@ -335,7 +345,7 @@ pub(crate) fn each_cut(
     mut axis: impl FnMut(usize, u64) -> Option<Axis>,
 ) -> Vec<Axis> {
     let mut all = Vec::new();
-    if subject.context.images.is_some() {
+    if subject.images.is_some() {
         let is_cut = |dim: &usize| sizes[*dim] >= subject.context.degree;
         return (1..sizes.len()).filter(is_cut).filter_map(|dim| axis(dim, 1)).collect();
     }

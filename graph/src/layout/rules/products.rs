@@ -77,6 +77,7 @@ pub fn added(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let own = subject.leaves[0].sizes.clone();
     let rest = Subject {
         context: subject.context,
+        images: subject.images,
         operator: subject.operator,
         call: subject.call.of(subject.call.name),
         leaves: subject.leaves[1..].to_vec(),
@@ -164,7 +165,7 @@ pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let looks_back = subject.call.flag("is_causal") == Some(true)
         && mask.is_none()
         && sizes(key)[rank - 2] == result[rank - 2]
-        && subject.context.images.is_none();
+        && subject.images.is_none();
     Some(each_cut(subject, result, |dim, blocks| {
         let is_head = dim + 3 == rank;
         let of_keys = match dim {

@@ -1,21 +1,13 @@
-//! Prints how operators are split: one line per run of operators with equal splits.
+//! What the papers' searches find: a line per run of operators with equal splits.
 
 use partitioner::inside::{Degrees, Limits, Space, Split, Walked};
-use schema::{Bytes, InsideAnswer, OperatorSplit, PlanAnswer, Seconds, StageAnswer, TimesFrom};
+use schema::{Bytes, InsideAnswer, OperatorSplit, Seconds};
 
-use super::{super::PlanRequest, Method, layers::Layers};
-use crate::{
-    columns::table,
-    commands::plan::{Plan, answer::SCHEMA_VERSION},
-    failure::Failure,
-    output::{Format, Output},
-    visible::cell,
-    workspace::Workspace,
-};
+use super::layers::Layers;
+use crate::{columns::table, visible::cell, workspace::Workspace};
 
 /// The result of a search.
 pub struct Inside<'a> {
-    pub method: Method,
     pub workspace: &'a Workspace,
     pub layers: &'a Layers,
     pub space: &'a Space,
@@ -25,101 +17,58 @@ pub struct Inside<'a> {
     pub walked: Option<&'a Walked>,
     /// Data parallelism.
     pub even: &'a [usize],
-    pub request: &'a PlanRequest,
-    pub times: TimesFrom,
-}
-
-/// Prints an answer.
-pub fn print(plan: &Plan, answer: &PlanAnswer, output: &mut Output) -> Result<(), Failure> {
-    match plan.format {
-        Format::Json => output.json(&serde_json::to_value(answer).map_err(Failure::input)?),
-        Format::Text => output.text(&text(answer)),
-    }
 }
 
 impl Inside<'_> {
-    /// Returns the answer about a model of this name.
-    pub fn answer(&self, model: &str) -> PlanAnswer {
+    /// Returns the answer.
+    pub fn answer(&self) -> InsideAnswer {
         let (picks, totals, step) = match self.walked {
             Some(walked) => (&walked.picks, walked.totals, walked.step),
             None => (&self.found.picks, self.found.totals, self.found.step),
         };
         let graph = &self.workspace.graph;
-        let operators: Vec<OperatorSplit> = self
-            .layers
-            .operators
-            .iter()
-            .enumerate()
-            .map(|(layer, &id)| {
-                let operator = graph.operator(id);
-                let Degrees { result: [samples, channels, height, width], sums } =
-                    self.space.of_layer(layer, picks);
-                OperatorSplit {
-                    block: graph.block(operator.block).path.clone(),
-                    operator: operator.short_name().to_string(),
-                    samples: samples as u32,
-                    channels: channels as u32,
-                    height: height as u32,
-                    width: width as u32,
-                    sums: sums as u32,
-                }
-            })
-            .collect();
-        let devices: Vec<String> =
-            self.request.cluster.devices.iter().map(|device| device.name.clone()).collect();
-        let mut blocks: Vec<String> = operators.iter().map(|operator| operator.block.clone()).collect();
-        blocks.dedup();
+        let operators = self.layers.operators.iter().enumerate().map(|(layer, &id)| {
+            let operator = graph.operator(id);
+            let Degrees { result: [samples, channels, height, width], sums } =
+                self.space.of_layer(layer, picks);
+            OperatorSplit {
+                block: graph.block(operator.block).path.clone(),
+                operator: operator.short_name().to_string(),
+                samples: samples as u32,
+                channels: channels as u32,
+                height: height as u32,
+                width: width as u32,
+                sums: sums as u32,
+            }
+        });
         let even = self.space.choices.totals(self.even);
         let fits = even.bytes <= self.limits.bytes;
-        let bound = self.found.bound.min(step);
-        let stage = StageAnswer {
-            blocks,
-            devices,
-            replicas: 1,
-            seconds: step,
-            compute_seconds: totals.seconds,
+        InsideAnswer {
+            operators: operators.collect(),
+            step_seconds: step,
+            lower_bound_seconds: self.found.bound.min(step),
             sync_seconds: totals.hidden,
             memory_bytes: totals.bytes as u64,
-            bound_by: if totals.step(0.0) > totals.seconds { "sync" } else { "compute" }.to_string(),
-            memory_usable: Some(Bytes(self.limits.bytes as u64)),
-            ..StageAnswer::default()
-        };
-        PlanAnswer {
-            schema_version: SCHEMA_VERSION,
-            model: model.to_string(),
-            strategy: self.method.name().to_string(),
-            micro_batches: Some(1),
-            step_seconds: Some(step),
             data_parallel_seconds: fits.then(|| even.step(self.limits.exposed)),
-            lower_bound_seconds: bound,
-            gap: if step > bound { step / bound - 1.0 } else { 0.0 },
-            optimal: step <= bound * (1.0 + 1e-6),
-            times: Some(self.times.clone()),
-            memory_bytes: Some(totals.bytes as u64),
-            stages: vec![stage],
-            inside: Some(InsideAnswer {
-                operators,
-                random_gain: self.walked.map(|walked| self.found.step / walked.step - 1.0),
-                not_carried_out: "no stages can be written of split operators; train.py cannot run it".into(),
-            }),
-            ..PlanAnswer::default()
+            random_gain: self.walked.map(|walked| self.found.step / walked.step - 1.0),
+            not_carried_out: None,
         }
     }
 }
 
-fn text(answer: &PlanAnswer) -> String {
-    let (Some(inside), [stage]) = (&answer.inside, answer.stages.as_slice()) else { return String::new() };
-    let step = stage.seconds;
-    let proof = if answer.optimal {
+/// Describes it.
+pub fn text(inside: &InsideAnswer) -> String {
+    let (step, bound) = (inside.step_seconds, inside.lower_bound_seconds);
+    let proof = if step <= bound * (1.0 + 1e-6) {
         "no split of the operators is faster".to_string()
     } else {
         format!(
             "at most {:.1} % from optimal (no split of the operators is faster than {})",
-            (answer.gap * 100.0).max(0.1),
-            Seconds(answer.lower_bound_seconds)
+            (100.0 * (step / bound - 1.0)).max(0.1),
+            Seconds(bound)
         )
     };
-    let even = match answer.data_parallel_seconds {
+    let even = match inside.data_parallel_seconds {
         Some(even) => {
             format!("data parallelism: {}, {:+.1} %", Seconds(even), 100.0 * (even / step - 1.0))
         }
@@ -128,20 +77,18 @@ fn text(answer: &PlanAnswer) -> String {
     let random = inside.random_gain.map_or_else(String::new, |gain| {
         format!("random changes (MCMC) of it and of data parallelism gained {:.2} %\n", 100.0 * gain.max(0.0))
     });
-    let times = answer.times.as_ref().map(|times| format!("times: {times}\n")).unwrap_or_default();
+    let carried_out = match &inside.not_carried_out {
+        Some(reason) => format!("not carried out: {reason}\n"),
+        None => String::new(),
+    };
     format!(
-        "{}: {} per step of the model's inputs on {} devices, {proof}\nstrategy {}; {even}\n{random}{} of compute and exchanges it \
-         waits for, {} of gradient sync beside it; {} of {} on a device, the loss not counted\n{times}\n{}\n\nnot carried out: {}\n",
-        answer.model,
+        "as the paper searches, with several dimensions of an operator at once and with some of the devices: {} per step of the \
+         model's inputs, {proof} (predicted, not written)\n{even}\n{random}{} of gradient sync beside it; {} on a device, the loss \
+         not counted\n{carried_out}\n{}\n",
         Seconds(step),
-        stage.devices.len(),
-        answer.strategy,
-        Seconds(stage.compute_seconds),
-        Seconds(stage.sync_seconds),
-        Bytes(stage.memory_bytes),
-        stage.memory_usable.unwrap_or_default(),
+        Seconds(inside.sync_seconds),
+        Bytes(inside.memory_bytes),
         operators(&inside.operators),
-        inside.not_carried_out,
     )
 }
 

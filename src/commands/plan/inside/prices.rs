@@ -7,9 +7,8 @@ use partitioner::{
     Machine,
     inside::{Degrees, Links, Prices, Volume},
 };
-use schema::TimesFrom;
 
-use super::{super::costs::from, layers::Layers};
+use super::layers::Layers;
 use crate::workspace::Workspace;
 
 /// Costs of a model's operators on the devices of one type.
@@ -57,11 +56,6 @@ impl<'a> Predicted<'a> {
         let total = self.whole.total();
         let (forward, backward) = (total.forward.seconds, total.backward().seconds);
         if forward > 0.0 { forward / (forward + backward) } else { 1.0 }
-    }
-
-    /// Describes the source of times.
-    pub fn times_from(&self) -> TimesFrom {
-        from(self.model, &self.whole, &self.workspace.graph, &self.options)
     }
 
     fn at(&self, degrees: &Degrees) -> Rc<Costs> {
