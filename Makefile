@@ -225,6 +225,7 @@ zoo-shards: .venv/ready
 	.venv/bin/python -W ignore tests/oracle/sharded.py target/release/model-analyze out/zoo-shards --all --degrees 2,4
 	.venv/bin/python -W ignore tests/oracle/shard_training.py target/release/model-analyze out/zoo-shards --all
 	.venv/bin/python -W ignore tests/oracle/outside.py target/release/model-analyze out/zoo-shards
+	.venv/bin/python -W ignore tests/oracle/operator_splits.py target/release/model-analyze out/zoo-shards/operators
 
 # Slices of gradients by priority, beside a plain loop and buckets; with a slow link beside their simulation.
 zoo-priority: .venv/ready

@@ -539,15 +539,30 @@ class _InsideAnswer(TypedDict):
     # Operators in the order of the model.
     operators: list[OperatorSplit]
 
-    # Why it cannot be run.
-    not_carried_out: str
+    # Seconds of a step as the paper's search has it, of the model's own inputs.
+    step_seconds: float
+
+    # No split of the operators is faster.
+    lower_bound_seconds: float
+
+    # Seconds of gradient sync beside them.
+    sync_seconds: float
+
+    # Bytes on a device.
+    memory_bytes: int
 
 
 class InsideAnswer(_InsideAnswer, total=False):
     """How the operators of a model are split over all devices."""
 
+    # Seconds of a step under data parallelism; absent if it does not fit.
+    data_parallel_seconds: Union[float, None]
+
     # Share by which random changes improved the exact answer, if they were tried.
     random_gain: Union[float, None]
+
+    # Why no split of the operators can be run, if so.
+    not_carried_out: Union[str, None]
 
 
 class _InspectBlock(TypedDict):
@@ -992,6 +1007,19 @@ class NamedTensor(_NamedTensor, total=False):
     dtype: Union[str, None]
 
 
+class OperatorLayout(TypedDict):
+    """How devices share an operator."""
+
+    # Path of the call that contains it; empty for the model's own code.
+    block: str
+
+    # Its name without name space: `conv2d`; numbered if the call has several.
+    operator: str
+
+    # What each device has of its result: `samples`, `channels`, `rows`, `whole`, a term of `sums`, …
+    split: str
+
+
 class OperatorSplit(TypedDict):
     """The degrees of an operator; their product is the number of devices that it uses."""
 
@@ -1304,6 +1332,9 @@ class SharedAnswer(_SharedAnswer, total=False):
 
     # Weights that only the first device of each group has and uses.
     on_first: list[str]
+
+    # The split of each operator, if each has its own.
+    operators: list[OperatorLayout]
 
     # The proof of one device's program.
     proved: Proved

@@ -11,7 +11,7 @@ use schema::short_cluster;
 use super::{
     choice::Chosen,
     model::{OperatorSearch, Subject},
-    operators::{at_parts, best, micro_batch, tabled, ways},
+    operators::{Parts, best, micro_batch, ways},
 };
 use crate::cost_models::CostModels;
 
@@ -105,9 +105,8 @@ fn no_split_that_can_be_written_is_faster() {
         let search = OperatorSearch { name: "optcnn", random: None, optimizer_factor: 2.0, micro_batches: 1 };
         let context = Context::of_all(&graph, u64::from(degree));
         let ways = ways(&context);
-        let parts = at_parts(&subject, &context, &ways).expect("they are timed");
-        let tables = tabled(&subject, &context, &parts, search).expect("the devices are known");
-        let found = best(&subject, &context, &ways, &tables, search, &[]).expect("it is legal");
+        let mut parts = Parts::of(&subject, &context, &ways).expect("they are timed");
+        let found = best(&subject, &context, &ways, &mut parts, (search, false)).expect("it is legal");
         let found = found.expect("there is one");
         let mut least = f64::INFINITY;
         let mut strategies = vec![0; ways.len()];
@@ -125,7 +124,16 @@ fn no_split_that_can_be_written_is_faster() {
         }
         let (own, bound) = found.shared.seconds;
         assert!(found.seconds <= least * (1.0 + SAME), "case {case}: {}, least {least}\n{text}", found.seconds);
-        assert!((own / found.seconds - 1.0).abs() < SAME, "case {case}: {own} in tables, {}", found.seconds);
+        assert!((own / found.seconds - 1.0).abs() < SAME, "case {case}: {own} in tables, {}\n{}", found.seconds, {
+            let tables = super::operators::tabled(&subject, &context, &parts, search).expect("known");
+            let picks = tables.picks(&found.choice).expect("ok");
+            let n = tables.n_operators;
+            let nodes: Vec<String> = tables.choices.nodes.iter().zip(&picks).map(|(node, p)| format!("{:.2}", node[*p].seconds * 1e6)).collect();
+            let edges: Vec<String> = tables.choices.edges.iter().map(|(a, b, m)| format!("{a}-{b} {:.2}", m.at(picks[*a], picks[*b]) * 1e6)).collect();
+            let g = super::operators::built(&subject, &found.shared).expect("ok");
+            let t = super::operators::timed(&subject, &found.shared, &g).expect("ok");
+            format!("{n} {nodes:?} {edges:?}\n{:?} {:?} {:?} {}\n{text}", t.operators.iter().map(|c| c.seconds * 1e6).collect::<Vec<_>>(), t.exchanges, found.shared.exchange_seconds(&g, &cluster), t.micro_batch)
+        });
         assert!(bound <= own, "case {case}: {bound}, {own}");
         let splits = found.shared.operators.into_iter().flatten().map(|own| own.split);
         kinds.insert(splits.collect::<Vec<_>>().join(", "));

@@ -31,6 +31,8 @@ pub struct Group<'a> {
     pub sequences: Option<(SequenceParallel, f64)>,
     /// Weights are whole, and no product takes a part of one: each device has samples or positions.
     pub keeps_weights: bool,
+    /// The strategies that are considered.
+    pub wanted: &'a dyn Fn(OperatorId, &Strategy) -> bool,
     /// Fixed layouts of stored tensors.
     pub given: &'a BTreeMap<TensorId, Layout>,
 }
@@ -46,8 +48,11 @@ pub enum Prices<'a> {
         /// even if the host's calls take longer.
         whole: &'a dyn Fn(OperatorId) -> f64,
     },
-    /// Those at a part's own sizes, per operator and strategy. Weights of the first device stay there.
-    AtParts(&'a [Vec<Cost>]),
+    /// Those at a part's own sizes, per operator and strategy, and those of an exchange of a whole value of some bytes,
+    /// with or without a gradient. Weights of the first device stay there.
+    AtParts(&'a [Vec<Cost>], &'a dyn Fn(Exchange, u64, bool) -> f64),
+    /// None: only what is possible matters.
+    None,
 }
 
 /// The chosen strategies.
@@ -77,6 +82,8 @@ pub struct Tables {
     pub choices: Choices,
     /// Number of operators.
     pub n_operators: usize,
+    /// The strategies of each operator that are considered.
+    pub kept: Vec<Vec<usize>>,
     /// Per stored tensor its node, and its layouts by pick; `None` for tensors that are whole.
     tensors: Vec<Option<(usize, Vec<Layout>)>>,
 }
@@ -94,7 +101,7 @@ impl Tables {
             Some((node, table.layouts[&node].clone()))
         };
         let tensors = (0..context.graph.tensors.len()).map(of).collect();
-        Self { tensors, n_operators: context.graph.operators.len(), choices: table.choices }
+        Self { tensors, n_operators: context.graph.operators.len(), kept: table.kept, choices: table.choices }
     }
 
     /// Returns picks as strategies and layouts.
@@ -103,7 +110,7 @@ impl Tables {
             tensor.as_ref().map_or(Layout::Whole, |(node, layouts)| layouts[picks[*node]])
         };
         Choice {
-            strategies: picks[..self.n_operators].to_vec(),
+            strategies: self.kept.iter().zip(picks).map(|(kept, pick)| kept[*pick]).collect(),
             tensors: self.tensors.iter().map(layout).collect(),
         }
     }
@@ -115,7 +122,9 @@ impl Tables {
             let others = nodes[node].iter_mut().enumerate().filter(|(at, _)| *at != pick);
             others.for_each(|(_, cost)| cost.seconds = f64::INFINITY);
         };
-        choice.strategies.iter().enumerate().for_each(|(node, pick)| keep(node, *pick));
+        for (node, (kept, own)) in self.kept.iter().zip(&choice.strategies).enumerate() {
+            keep(node, kept.iter().position(|strategy| strategy == own)?);
+        }
         for (layout, tensor) in choice.tensors.iter().zip(&self.tensors) {
             if let Some((node, layouts)) = tensor {
                 keep(*node, layouts.iter().position(|own| own == layout)?);
@@ -132,6 +141,7 @@ struct Table<'a> {
     graph: &'a ModelGraph,
     group: &'a Group<'a>,
     ways: Vec<Vec<Strategy>>,
+    kept: Vec<Vec<usize>>,
     leaves: Vec<Vec<graph::layout::Leaf>>,
     stored: HashSet<Source>,
     choices: Choices,
@@ -152,7 +162,11 @@ impl<'a> Table<'a> {
     fn new(context: &'a Context<'a>, group: &'a Group<'a>) -> Self {
         let graph = context.graph;
         let ids = || (0..graph.operators.len() as u32).map(OperatorId);
-        let ways = ids().map(|id| context.strategies(id)).collect();
+        let wanted = |id: OperatorId| {
+            let all = context.strategies(id).into_iter().enumerate();
+            all.filter(move |(at, way)| *at == 0 || (group.wanted)(id, way)).unzip()
+        };
+        let (kept, ways): (Vec<Vec<usize>>, Vec<Vec<Strategy>>) = ids().map(wanted).unzip();
         let leaves: Vec<_> = ids().map(|id| context.leaves(id)).collect();
         let stored = stored(graph, &leaves);
         Self {
@@ -160,6 +174,7 @@ impl<'a> Table<'a> {
             graph,
             group,
             ways,
+            kept,
             leaves,
             stored,
             choices: Choices::default(),
@@ -188,8 +203,12 @@ impl<'a> Table<'a> {
                 matches!(leaf.source, Source::Tensor(id) if matches!(self.group.given.get(&id), Some(Layout::First(_))))
             });
             let (seconds, penalty) = match self.group.prices {
-                Prices::AtParts(costs) => {
-                    self.choices.nodes.push(costs[index].clone());
+                Prices::AtParts(costs, _) => {
+                    self.choices.nodes.push(self.kept[index].iter().map(|at| costs[index][*at]).collect());
+                    continue;
+                }
+                Prices::None => {
+                    self.choices.nodes.push(vec![Cost::default(); ways.len()]);
                     continue;
                 }
                 Prices::DealtOut { seconds, whole } => (seconds, whole),
@@ -315,7 +334,7 @@ impl<'a> Table<'a> {
                 continue;
             };
             let made: Vec<Layout> = self.ways[producer].iter().map(|way| way.gives).collect();
-            let is_shared = uses.len() > 1 && made.len() > 1;
+            let is_shared = uses.len() > 1 && made.len() > 1 && !self.is_free();
             if !is_shared {
                 for one in &uses {
                     self.join(producer, &made, one, bytes);
@@ -407,7 +426,7 @@ impl<'a> Table<'a> {
     fn costs(&self, from: Layout, one: &Use, bytes: u64, made: Option<&[Exchange]>) -> Vec<f64> {
         let leaf = &self.leaves[one.operator][one.leaf];
         let has_gradient = leaf.has_gradient;
-        let stays = matches!(self.group.prices, Prices::AtParts(_))
+        let stays = !matches!(self.group.prices, Prices::DealtOut { .. })
             && matches!((leaf.source, from), (Source::Tensor(_), Layout::First(_)));
         let cost = |way: &Strategy| match exchanges(from, way.needs[one.leaf], has_gradient) {
             None => f64::INFINITY,
@@ -424,6 +443,13 @@ impl<'a> Table<'a> {
     }
 
     fn seconds(&self, steps: &[Exchange], bytes: u64, has_gradient: bool) -> f64 {
+        match self.group.prices {
+            Prices::AtParts(_, seconds) => {
+                return steps.iter().map(|step| seconds(*step, bytes, has_gradient)).sum();
+            }
+            Prices::None => return 0.0,
+            Prices::DealtOut { .. } => {}
+        }
         let launch = self.group.launch;
         let of = |collective: Option<Collective>| {
             collective.map_or(0.0, |collective| launch + (self.group.seconds)(collective, bytes))
@@ -447,8 +473,17 @@ impl<'a> Table<'a> {
         }
     }
 
+    /// Tells whether only what is possible matters.
+    fn is_free(&self) -> bool {
+        matches!(self.group.prices, Prices::None)
+    }
+
     fn flush(&mut self) {
         for ((a, b), cells) in std::mem::take(&mut self.edges) {
+            // Where all goes with all, one does not depend on the other.
+            if self.is_free() && cells.iter().all(|cell| *cell == 0.0) {
+                continue;
+            }
             let (rows, columns) = (self.choices.nodes[a].len(), self.choices.nodes[b].len());
             self.choices.edges.push((a, b, Arc::new(Matrix::new(rows, columns, cells))));
         }

@@ -208,6 +208,7 @@ impl<'a> Subject<'a> {
             per_byte: TOUCHED / figures.memory_bandwidth.0,
             held: 0.0,
             keeps_weights: way.keeps_weights(),
+            wanted: &|_, _| true,
             given: &given,
             sequences: way.sequence_parallel().map(|held| (held, INSISTENCE * total_seconds)),
         };

@@ -39,9 +39,8 @@ pub fn words(context: &Context<'_>, id: OperatorId, ways: &[Strategy]) -> Vec<St
     // Several strategies may give the same: then what they take tells them apart.
     let mut all: Vec<String> = Vec::with_capacity(ways.len());
     for (at, (way, own)) in ways.iter().zip(&plain).enumerate() {
-        let is_alone = plain.iter().filter(|other| *other == own).count() == 1;
         let mut word = own.clone();
-        if !is_alone {
+        if all.contains(own) {
             let leaves = context.leaves(id);
             let ranks = leaves.iter().map(|leaf| leaf.sizes.len());
             let taken: Vec<String> =

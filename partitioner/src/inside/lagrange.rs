@@ -76,13 +76,17 @@ pub enum NoSplit {
 pub fn split(choices: &Choices, limits: Limits, starts: &[Vec<usize>]) -> Result<Split, NoSplit> {
     let mut search = Search::new(choices, limits, None);
     let first = search.ask(0.0, 0.0);
-    if first.value == f64::INFINITY {
+    if first.bound == f64::INFINITY {
         return Err(NoSplit::Contradiction);
     }
     starts.iter().for_each(|start| search.meet(start));
     if search.best.is_none() {
         let smallest = smallest(choices);
         search.meet(&smallest.picks);
+        if search.best.is_none() && smallest.value == f64::INFINITY {
+            // Tables above the limit: incompatible strategies were found, and no others are known.
+            return Err(NoSplit::Contradiction);
+        }
         if search.best.is_none() {
             return Err(NoSplit::Memory { needed: smallest.value, limit: limits.bytes });
         }

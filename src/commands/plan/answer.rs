@@ -69,7 +69,8 @@ pub fn print_operators(
         Some(shared) => format!("{}\n{}\n", text(plan, answer, Unit::MicroBatch, why), splits(shared)),
         None => format!("{}: strategy {}\n", answer.model, answer.strategy),
     };
-    let predicted = answer.inside.as_ref().map(inside::text).unwrap_or_default();
+    let each = answer.step_seconds.zip(answer.micro_batches).map(|(step, count)| step / f64::from(count));
+    let predicted = answer.inside.as_ref().map(|inside| inside::text(inside, each)).unwrap_or_default();
     output.text(&format!("{written}{predicted}"))
 }
 
@@ -91,6 +92,15 @@ pub fn splits(shared: &SharedAnswer) -> String {
         rows.push([alike.len().to_string(), span, part_of(&alike[0].split)]);
     }
     table(&rows, " ", |column| column == 0)
+}
+
+/// Says how good the splits of operators are.
+pub fn proof_of_splits(shared: &SharedAnswer) -> String {
+    if shared.gap < 1e-4 {
+        "none that can be written is faster, by the times of operators and exchanges".into()
+    } else {
+        format!("at most {:.1} % from optimal, by the times of operators and exchanges", 100.0 * shared.gap)
+    }
 }
 
 /// Says what each device has of an operator's results.
@@ -157,14 +167,14 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
     let is_asked = plan.asking.strategy != "auto" && plan.check.is_none();
     let of = if is_asked { format!("{} ", answer.strategy) } else { String::new() };
     let pinned = with_pins(answer);
+    // What is known of splits stands beside them.
     let is_split = answer.shared.as_ref().is_some_and(|shared| !shared.operators.is_empty());
-    let proof = match (answer.optimal, of.is_empty()) {
-        // What is proven of splits stands beside them.
-        (true, _) if is_split => "with these splits nothing is faster".to_string(),
-        (true, true) => format!("proven optimal{pinned}"),
-        (true, false) => format!("no {of}plan{pinned} is faster"),
+    let of = if is_split { "plan of these splits".to_string() } else { format!("{of}plan{pinned}") };
+    let proof = match (answer.optimal, is_asked) {
+        (true, false) => format!("proven optimal{pinned}"),
+        (true, true) => format!("no {of} is faster"),
         (false, _) => format!(
-            "at most {:.1} % from optimal (no {of}plan{pinned} is faster than {})",
+            "at most {:.1} % from optimal (no {of} is faster than {})",
             (answer.gap * 100.0).max(0.1),
             unit.shown(answer.lower_bound_seconds)
         ),
@@ -252,10 +262,7 @@ pub fn shared(answer: &PlanAnswer) -> String {
     );
     text.push_str(&format!("proved: {}\n", crate::sharing::proved_text(&shared.proved)));
     if !shared.operators.is_empty() {
-        text.push_str(&match shared.gap {
-            gap if gap < 1e-4 => "splits: no others that can be written are faster, by the times of operators and exchanges\n".to_string(),
-            gap => format!("splits: at most {:.1} % from optimal, by the times of operators and exchanges\n", 100.0 * gap),
-        });
+        text.push_str(&format!("splits: {}\n", proof_of_splits(shared)));
     }
     let tried: Vec<String> = shared
         .tried

@@ -254,6 +254,9 @@ fn figures(found: &Found) -> String {
     }
     if let Some(shared) = &answer.shared {
         text.push_str(&labelled("proved      ", &crate::sharing::proved_text(&shared.proved), 12));
+        if !shared.operators.is_empty() {
+            text.push_str(&labelled("splits      ", &plan::proof_of_splits(shared), 12));
+        }
     }
     let best = answer.what_if.iter().max_by(|a, b| a.gains.total_cmp(&b.gains));
     if let Some(change) = best.filter(|change| change.gains > 0.001) {

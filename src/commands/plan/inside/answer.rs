@@ -56,8 +56,8 @@ impl Inside<'_> {
     }
 }
 
-/// Describes it.
-pub fn text(inside: &InsideAnswer) -> String {
+/// Describes it, beside the seconds of a micro-batch of what is written.
+pub fn text(inside: &InsideAnswer, written: Option<f64>) -> String {
     let (step, bound) = (inside.step_seconds, inside.lower_bound_seconds);
     let proof = if step <= bound * (1.0 + 1e-6) {
         "no split of the operators is faster".to_string()
@@ -77,13 +77,16 @@ pub fn text(inside: &InsideAnswer) -> String {
     let random = inside.random_gain.map_or_else(String::new, |gain| {
         format!("random changes (MCMC) of it and of data parallelism gained {:.2} %\n", 100.0 * gain.max(0.0))
     });
+    let written = written.map_or_else(String::new, |each| {
+        format!("; of what can be run here: {} (this is written)", Seconds(each))
+    });
     let carried_out = match &inside.not_carried_out {
         Some(reason) => format!("not carried out: {reason}\n"),
         None => String::new(),
     };
     format!(
         "as the paper searches, with several dimensions of an operator at once and with some of the devices: {} per step of the \
-         model's inputs, {proof} (predicted, not written)\n{even}\n{random}{} of gradient sync beside it; {} on a device, the loss \
+         model's inputs, {proof} (predicted){written}\n{even}\n{random}{} of gradient sync beside it; {} on a device, the loss \
          not counted\n{carried_out}\n{}\n",
         Seconds(step),
         Seconds(inside.sync_seconds),
