@@ -116,7 +116,7 @@ fn operators_in_their_own_ways_train_as_one_process_does() {
         fs::write(&path, text).unwrap();
         let (is_made, said) =
             command(&["emit", model, path.to_str().unwrap(), "-o", target.to_str().unwrap()]);
-        (is_made, said, fs::read_to_string(target.join("stage_0.py")).unwrap_or_default())
+        (is_made, said, fs::read_to_string(target.join("stages/stage_0.py")).unwrap_or_default())
     };
     let source = fs::read_to_string(out.join("stages/stage_0.py")).unwrap();
     let (is_made, said, same) = again("same", &recorded);
@@ -130,9 +130,9 @@ fn operators_in_their_own_ways_train_as_one_process_does() {
     assert!(!is_made && said.contains("it can be split by whole; "), "{said}");
     let (is_simulated, said) = command(&["simulate", plan.to_str().unwrap()]);
     assert!(is_simulated, "{said}");
-    // A gradient that is not summed: outputs are the same, gradients are not.
-    let entry = source.lines().find(|line| line.contains("= self.shard.copy(")).unwrap();
-    let wrong = entry.replace("self.shard.copy(", "(");
+    // A gradient that is not summed on the way back: outputs are the same, gradients are not.
+    let entry = source.lines().find(|line| line.contains("= self.shard.gather_split(")).unwrap();
+    let wrong = entry.replace("self.shard.gather_split(", "self.shard.gather(");
     fs::write(out.join("stages/stage_0.py"), source.replacen(entry, &wrong, 1)).unwrap();
     let (is_same, said) = check(&out, &["--allow-changes"]);
     assert!(!is_same && said.contains("different"), "{said}");

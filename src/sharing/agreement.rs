@@ -16,7 +16,7 @@ use super::{
 use crate::cost_models::CostModels;
 
 /// The share by which the times of tables and of programs may differ.
-const SAME: f64 = 0.02;
+const SAME: f64 = 0.01;
 
 /// Numbers that look random (SplitMix64).
 struct Dice(u64);
@@ -29,10 +29,12 @@ impl Dice {
     }
 }
 
-/// Two linear layers with an activation between, whose sizes decide what is fastest.
+/// Two linear layers with an activation between, whose sizes decide what is fastest. Kernels take longer than the host's
+/// calls: else a pass takes as long as all its calls together, which no sum over operators is.
 fn dense(dice: &mut Dice) -> String {
-    let samples = dice.one_of([68, 512, 4096]);
-    let [x, y, z] = [0; 3].map(|_| dice.one_of([63, 64, 1024, 4096]));
+    // Large weights, or many samples.
+    let (samples, widths) = if dice.one_of([0, 1]) == 0 { (256, [4096, 8192]) } else { (65536, [256, 512]) };
+    let [x, y, z] = [0; 3].map(|_| dice.one_of(widths));
     let fact = |rows: u64, columns: u64, grad: u64| {
         format!("Float({rows}, {columns}, strides=[{columns}, 1], requires_grad={grad}, device=cpu)")
     };
@@ -87,7 +89,7 @@ fn no_split_that_can_be_written_is_faster() {
     let mut kinds = BTreeSet::new();
     for case in 0..8 {
         let degree = dice.one_of([2, 4]) as u32;
-        let device = ["t4", "h100"][dice.one_of([0, 1]) as usize];
+        let device = ["t4", "v100"][dice.one_of([0, 1]) as usize];
         let cluster = short_cluster(&format!("{degree}x{device}"), &models.devices()).expect("it is one");
         let text = dense(&mut dice);
         let program = tracer::ir::read_ir(&text).expect("it is IR text");
@@ -123,17 +125,16 @@ fn no_split_that_can_be_written_is_faster() {
             strategies[next + 1..].fill(0);
         }
         let (own, bound) = found.shared.seconds;
-        assert!(found.seconds <= least * (1.0 + SAME), "case {case}: {}, least {least}\n{text}", found.seconds);
-        assert!((own / found.seconds - 1.0).abs() < SAME, "case {case}: {own} in tables, {}\n{}", found.seconds, {
-            let tables = super::operators::tabled(&subject, &context, &parts, search).expect("known");
-            let picks = tables.picks(&found.choice).expect("ok");
-            let n = tables.n_operators;
-            let nodes: Vec<String> = tables.choices.nodes.iter().zip(&picks).map(|(node, p)| format!("{:.2}", node[*p].seconds * 1e6)).collect();
-            let edges: Vec<String> = tables.choices.edges.iter().map(|(a, b, m)| format!("{a}-{b} {:.2}", m.at(picks[*a], picks[*b]) * 1e6)).collect();
-            let g = super::operators::built(&subject, &found.shared).expect("ok");
-            let t = super::operators::timed(&subject, &found.shared, &g).expect("ok");
-            format!("{n} {nodes:?} {edges:?}\n{:?} {:?} {:?} {}\n{text}", t.operators.iter().map(|c| c.seconds * 1e6).collect::<Vec<_>>(), t.exchanges, found.shared.exchange_seconds(&g, &cluster), t.micro_batch)
-        });
+        assert!(
+            found.seconds <= least * (1.0 + SAME),
+            "case {case}: {}, least {least}\n{text}",
+            found.seconds
+        );
+        assert!(
+            (own / found.seconds - 1.0).abs() < SAME,
+            "case {case}: {own} in tables, {}\n{text}",
+            found.seconds
+        );
         assert!(bound <= own, "case {case}: {bound}, {own}");
         let splits = found.shared.operators.into_iter().flatten().map(|own| own.split);
         kinds.insert(splits.collect::<Vec<_>>().join(", "));

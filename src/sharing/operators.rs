@@ -3,7 +3,9 @@
 //! The space is what stages can be written of: all devices of a group share each operator in one of its strategies
 //! (equal slices of a dimension, terms of a sum, bands of rows or columns), each does all of it, or the first does.
 //! Parts are timed in programs of one device, as the plan will time the one that is chosen; these programs are chosen so
-//! that few of them have all strategies.
+//! that few of them have all strategies. Where a pass is as long as the host's calls, not as its kernels, an operator's
+//! time depends on all others, and tables are about right: what is found is timed as a whole, beside what other options
+//! choose.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +73,7 @@ pub fn searched(subject: &Subject<'_>, search: OperatorSearch) -> Result<SharedM
 }
 
 /// Returns the choices of a model whose parts cost this.
-pub(super) fn tabled(
+fn tabled(
     subject: &Subject<'_>,
     context: &Context<'_>,
     parts: &Parts,
@@ -183,7 +185,7 @@ pub(super) struct Candidate {
     pub(super) seconds: f64,
     /// Whether a device has room for it, if nothing is computed again.
     fits: bool,
-    pub(super) choice: Choice,
+    choice: Choice,
 }
 
 /// Returns the fastest of the choices that the search finds, and of those that other options make; `None` if none is
@@ -346,7 +348,7 @@ pub(super) fn micro_batch(
     Ok(timed(subject, shared, &graph)?.micro_batch + updated(subject, &graph, search)?)
 }
 
-pub(super) fn built(subject: &Subject<'_>, shared: &SharedModel) -> Result<ModelGraph, Failure> {
+fn built(subject: &Subject<'_>, shared: &SharedModel) -> Result<ModelGraph, Failure> {
     let options = BuildOptions { inputs: subject.inputs.to_vec() };
     graph::build(&shared.program, &options)
         .map_err(|errors| Failure::bug(format!("sizes of a device's part are inconsistent: {}", errors.0[0])))
@@ -355,7 +357,7 @@ pub(super) fn built(subject: &Subject<'_>, shared: &SharedModel) -> Result<Model
 /// What parts cost at their own sizes.
 pub(super) struct Parts {
     /// Each strategy of each operator; infinite for those that no program has.
-    pub(super) costs: Vec<Vec<Cost>>,
+    costs: Vec<Vec<Cost>>,
     /// Seconds of exchanges beside those of links, by the bytes of the whole value and whether it has a gradient.
     exchanges: BTreeMap<(Exchange, bool, u64), f64>,
 }
@@ -457,16 +459,16 @@ fn source(subject: &Subject<'_>, shared: &SharedModel, node: NodeId) -> (u64, bo
 }
 
 /// The times of a program of one device.
-pub(super) struct Timed {
+struct Timed {
     /// Of each operator of the whole model, with the collectives inside it and what follows its results.
-    pub(super) operators: Vec<Cost>,
+    operators: Vec<Cost>,
     /// Of each exchange, beside those of links.
-    pub(super) exchanges: BTreeMap<NodeId, f64>,
+    exchanges: BTreeMap<NodeId, f64>,
     /// Of both passes, with exchanges.
-    pub(super) micro_batch: f64,
+    micro_batch: f64,
 }
 
-pub(super) fn timed(subject: &Subject<'_>, shared: &SharedModel, graph: &ModelGraph) -> Result<Timed, Failure> {
+fn timed(subject: &Subject<'_>, shared: &SharedModel, graph: &ModelGraph) -> Result<Timed, Failure> {
     let bytes = graph::costs(graph);
     let predicted = subject.predicted(graph, &bytes)?;
     let sent = shared.exchange_seconds(graph, subject.cluster);
