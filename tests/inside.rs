@@ -99,8 +99,7 @@ fn no_other_option_is_faster() {
     for (model, degree, option) in asked {
         let devices = format!("{degree}xt4");
         let step = |more: &[&str]| {
-            let arguments =
-                [&["plan", model, "--devices", &devices, "--micro-batches", "1"], more].concat();
+            let arguments = [&["plan", model, "--devices", &devices, "--micro-batches", "1"], more].concat();
             json(&arguments)["step_seconds"].as_f64().unwrap()
         };
         let (own, other) = (step(&["--strategy", "optcnn"]), step(&[option, degree]));

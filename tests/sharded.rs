@@ -90,9 +90,9 @@ fn what_split_writes_trains_as_one_process_does() {
     assert!(said.contains(&line) && line.contains("# transformer."), "{said}");
 }
 
-/// Splits of single operators: written, read back from the plan, proven, trained; faults are found.
+/// Splits of single operators: written, read back from the plan, proven, verified; faults are found. (`make zoo-shards` trains them.)
 #[test]
-fn operators_in_their_own_ways_train_as_one_process_does() {
+fn operators_in_their_own_ways_are_the_whole_model() {
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("out");
     let (folder, model) = (out.to_str().unwrap(), root().join("fixtures/traces/cnn_basic.pt"));
@@ -101,8 +101,6 @@ fn operators_in_their_own_ways_train_as_one_process_does() {
         command(&["split", model, "--devices", "2xt4", "--strategy", "optcnn", "-o", folder]);
     assert!(is_split && said.contains("each operator over 2 devices in its own way"), "{said}");
     assert!(said.contains("each device has"), "{said}");
-    let (is_same, said) = check(&out, &[]);
-    assert!(is_same && said.contains("on 2 ranks") && said.contains("the same"), "{said}");
     let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2", "--format", "json"]);
     let answer: serde_json::Value = serde_json::from_str(&said).unwrap();
     let exchanges = answer["forms"][0]["shards"]["exchanges"].as_array().unwrap();
@@ -134,8 +132,8 @@ fn operators_in_their_own_ways_train_as_one_process_does() {
     let entry = source.lines().find(|line| line.contains("= self.shard.gather_split(")).unwrap();
     let wrong = entry.replace("self.shard.gather_split(", "self.shard.gather(");
     fs::write(out.join("stages/stage_0.py"), source.replacen(entry, &wrong, 1)).unwrap();
-    let (is_same, said) = check(&out, &["--allow-changes"]);
-    assert!(!is_same && said.contains("different"), "{said}");
+    let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "1", "--allow-changes"]);
+    assert!(!is_same && said.contains("the first difference is in stage 0: gradient of"), "{said}");
 }
 
 /// Two blocks of grouped causal attention, whose samples are joined to one dimension before the linear layers.

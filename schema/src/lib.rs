@@ -97,8 +97,8 @@ pub use plan::{
     RecomputeUnit, RecomputedCalls, SequenceParallel, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
-    InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorLayout, OperatorSplit, PlanAnswer, Proved, RunnerUp,
-    SharedAnswer, SharedTried, StageAnswer, WhatIf,
+    InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorLayout, OperatorSplit, PlanAnswer,
+    Proved, RunnerUp, SharedAnswer, SharedTried, StageAnswer, WhatIf,
 };
 pub use plan_file::{PlanFileError, read_plan};
 pub use profile::{

@@ -48,7 +48,7 @@ pub use self::{
     arguments::{PlanArguments, RoundingArguments, matches, strategies},
     flags::Plan,
     input::Input,
-    inside::Method,
+    inside::method::Method,
     no_plan::Unplanned,
     request::{CARRIED_OUT_SHARED, Degree, PlanRequest},
     search::{attempt, planned},

@@ -215,9 +215,8 @@ impl<'a> Subject<'a> {
         let mut found: Option<(usize, Chosen)> = None;
         for (at, context) in contexts.iter().enumerate() {
             let chosen = choose(context, &group);
-            let is_faster = |chosen: &Chosen| {
-                found.as_ref().is_none_or(|(_, known)| chosen.seconds < known.seconds)
-            };
+            let is_faster =
+                |chosen: &Chosen| found.as_ref().is_none_or(|(_, known)| chosen.seconds < known.seconds);
             if let Some(chosen) = chosen.filter(is_faster) {
                 found = Some((at, chosen));
             }
@@ -230,7 +229,11 @@ impl<'a> Subject<'a> {
     }
 
     /// Returns one device's share under the chosen strategies; whether each operator is split follows.
-    pub(super) fn made(&self, context: &Context<'_>, chosen: &Chosen) -> Result<(SharedModel, Vec<bool>), Failure> {
+    pub(super) fn made(
+        &self,
+        context: &Context<'_>,
+        chosen: &Chosen,
+    ) -> Result<(SharedModel, Vec<bool>), Failure> {
         let Self { program, graph, costs, .. } = *self;
         let made =
             sharded(program, context, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;

@@ -21,9 +21,7 @@ use tracer::{NodeId, Operand};
 
 use super::{
     choice::{Chosen, Group, Prices, Tables},
-    model::{
-        INSISTENCE, OperatorSearch, SharedModel, Subject, Way, by_pattern, launch, named,
-    },
+    model::{INSISTENCE, OperatorSearch, SharedModel, Subject, Way, by_pattern, launch, named},
     words::{OwnSplit, WHOLE, words},
 };
 use crate::{
@@ -133,7 +131,8 @@ pub fn given(
         )));
     }
     let given = named(subject.graph, cuts, subject.degree)?;
-    let tensors = subject.graph.tensors.iter().map(|tensor| given.get(&tensor.id).copied().unwrap_or_default());
+    let tensors =
+        subject.graph.tensors.iter().map(|tensor| given.get(&tensor.id).copied().unwrap_or_default());
     let choice = Choice { strategies, tensors: tensors.collect() };
     finished(subject, &context, &ways, &Chosen { choice, seconds: 0.0, bound: 0.0 })
 }
@@ -277,7 +276,8 @@ fn is_wanted(context: &Context<'_>, id: OperatorId, way: &Strategy) -> bool {
     let is_odd = |layout: Layout| matches!(layout, Layout::Even(slice) if slice.dim > 1 || slice.blocks > 1);
     let results = context.graph.operator(id).outputs.iter().map(|value| (Source::Value(*value), way.gives));
     let leaves = context.leaves(id);
-    let taken = leaves.iter().zip(&way.needs).map(|(leaf, need)| (leaf.source, need.layout().unwrap_or_default()));
+    let taken =
+        leaves.iter().zip(&way.needs).map(|(leaf, need)| (leaf.source, need.layout().unwrap_or_default()));
     !results.chain(taken).any(|(source, layout)| is_image(source) && is_odd(layout))
 }
 
@@ -286,7 +286,8 @@ fn by_samples(ways: &[Vec<Strategy>], tables: &Tables) -> Vec<usize> {
     let choices = &tables.choices;
     let samples = Layout::Even(Slice { dim: 0, blocks: 1 });
     let mut nodes = choices.nodes.clone();
-    let total: f64 = 1.0 + nodes.iter().flatten().map(|cost| cost.seconds).filter(|s| s.is_finite()).sum::<f64>();
+    let total: f64 =
+        1.0 + nodes.iter().flatten().map(|cost| cost.seconds).filter(|s| s.is_finite()).sum::<f64>();
     for ((node, kept), ways) in nodes.iter_mut().zip(&tables.kept).zip(ways) {
         for (cost, _) in node.iter_mut().zip(kept).filter(|(_, own)| ways[**own].gives != samples) {
             cost.seconds += total;
@@ -402,7 +403,8 @@ impl Parts {
             }
         }
         let impossible = Cost { seconds: f64::INFINITY, ..Cost::default() };
-        let costs = |node: Vec<Option<Cost>>| node.into_iter().map(|cost| cost.unwrap_or(impossible)).collect();
+        let costs =
+            |node: Vec<Option<Cost>>| node.into_iter().map(|cost| cost.unwrap_or(impossible)).collect();
         parts.costs = found.into_iter().map(costs).collect();
         Ok(parts)
     }
@@ -430,7 +432,8 @@ impl Parts {
             all.filter(|(known, _)| known.1 == has_gradient && std::mem::discriminant(&known.0) == kind)
         };
         let known = self.exchanges.get(&of(step, bytes)).or_else(|| Some(alike().min_by_key(near)?.1));
-        links + known.copied().unwrap_or_else(|| subject.figures().map_or(0.0, |(_, figures)| launch(figures)))
+        links
+            + known.copied().unwrap_or_else(|| subject.figures().map_or(0.0, |(_, figures)| launch(figures)))
     }
 }
 

@@ -231,7 +231,9 @@ pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exc
         // Rows of experts are on all devices.
         (Layout::First(_), Layout::Routed(_)) | (Layout::Routed(_), Layout::First(_)) => return None,
         (Layout::First(rows), Layout::Bands(to)) => vec![Exchange::FromFirst(rows), Exchange::ToBands(to)],
-        (Layout::Bands(from), Layout::First(rows)) => vec![Exchange::FromBands(from), Exchange::ToFirst(rows)],
+        (Layout::Bands(from), Layout::First(rows)) => {
+            vec![Exchange::FromBands(from), Exchange::ToFirst(rows)]
+        }
         // Experts take rows of tokens, not of images.
         (Layout::Routed(_), Layout::Bands(_)) | (Layout::Bands(_), Layout::Routed(_)) => return None,
         // A slice of a value is not a term of a sum.

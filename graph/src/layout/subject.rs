@@ -224,7 +224,11 @@ impl<'g> Context<'g> {
     }
 
     /// Returns an operator whose rules cut these images into bands; `None` for equal slices.
-    pub(crate) fn subject_of<'a>(&'a self, operator: &'a Operator, images: Option<&'a Images>) -> Subject<'a> {
+    pub(crate) fn subject_of<'a>(
+        &'a self,
+        operator: &'a Operator,
+        images: Option<&'a Images>,
+    ) -> Subject<'a> {
         let scope = Scope { values: &self.values, tensors: &self.tensors };
         let call = Call::new(&operator.name, &operator.arguments, operator.outputs.len(), &scope);
         let mut leaves = Vec::new();

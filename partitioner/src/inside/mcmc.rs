@@ -48,7 +48,8 @@ pub fn walk(
     let touching = choices.touching();
     let mut random = Random(walk.seed);
     let free: Vec<usize> = (0..n_proposed).filter(|&node| choices.nodes[node].len() > 1).collect();
-    let near: Vec<Near> = (0..n_proposed).map(|node| Near::of(choices, &touching, node, n_proposed)).collect();
+    let near: Vec<Near> =
+        (0..n_proposed).map(|node| Near::of(choices, &touching, node, n_proposed)).collect();
     let mut best: Option<Walked> = None;
     for start in starts {
         let totals = choices.totals(start);

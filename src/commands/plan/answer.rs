@@ -3,7 +3,7 @@
 use partitioner::ENOUGH;
 use schema::{Bytes, InferenceObjective, LossAnswer, OperatorLayout, PlanAnswer, Seconds, SharedAnswer};
 
-use super::{Plan, inside};
+use super::Plan;
 use crate::{
     columns::table,
     failure::Failure,
@@ -55,11 +55,11 @@ pub fn print(
     }
 }
 
-/// Prints how operators are split: what is written, and what the paper's search finds.
+/// Prints how operators are split: what is written, and, in words, what the paper's search finds.
 pub fn print_operators(
     plan: &Plan,
     answer: &PlanAnswer,
-    why: &str,
+    (why, predicted): (&str, &str),
     output: &mut Output,
 ) -> Result<(), Failure> {
     if let Format::Json = plan.format {
@@ -69,8 +69,6 @@ pub fn print_operators(
         Some(shared) => format!("{}\n{}\n", text(plan, answer, Unit::MicroBatch, why), splits(shared)),
         None => format!("{}: strategy {}\n", answer.model, answer.strategy),
     };
-    let each = answer.step_seconds.zip(answer.micro_batches).map(|(step, count)| step / f64::from(count));
-    let predicted = answer.inside.as_ref().map(|inside| inside::text(inside, each)).unwrap_or_default();
     output.text(&format!("{written}{predicted}"))
 }
 

@@ -12,7 +12,7 @@ use schema::{
 
 use super::{
     PlanRequest, clusters,
-    inside::Method,
+    inside::method::Method,
     loss::Loss,
     request::{CARRIED_OUT, Degree},
     sizes::Sizes,
@@ -242,10 +242,8 @@ impl PlanArguments {
         }
         Strategy::from_name(name).map(Some).ok_or_else(|| {
             let meant = meant(name, strategies(), 3);
-            Failure::input(format!("no strategy is called `{name}`{meant}")).with_hint(format!(
-                "strategies are {}",
-                strategies().join(", "),
-            ))
+            Failure::input(format!("no strategy is called `{name}`{meant}"))
+                .with_hint(format!("strategies are {}", strategies().join(", "),))
         })
     }
 

@@ -9,7 +9,7 @@ use super::{
     alone::planned_alone,
     asked::Asked,
     groups::Groups,
-    inside::Method,
+    inside::method::Method,
     no_plan::Unplanned,
     pins,
     request::{self, Degree, PlanRequest},

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
-use schema::{Bytes, Cluster, Cut, OperatorLayout, Plan, SequenceParallel, SharedAnswer, SharedTried, TensorParallel};
+use schema::{
+    Bytes, Cluster, Cut, OperatorLayout, Plan, SequenceParallel, SharedAnswer, SharedTried, TensorParallel,
+};
 
 use super::request::PlanRequest;
 use crate::{

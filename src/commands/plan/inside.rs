@@ -4,9 +4,9 @@
 //! searches find, which have more to choose from: several dimensions of one operator at once, and some of the devices.
 //! That is only predicted.
 
-mod answer;
+pub(super) mod answer;
 mod layers;
-mod method;
+pub(super) mod method;
 mod prices;
 
 use partitioner::{
@@ -15,15 +15,13 @@ use partitioner::{
 };
 use schema::{Bytes, InsideAnswer};
 
-pub use self::{answer::text, method::Method};
-use self::{layers::Layers, method::WALK, prices::Predicted};
-use super::{costs, flags::Plan, model, no_plan::Unplanned, request::PlanRequest};
-use crate::{
-    failure::Failure,
-    files::Opened,
-    output::Output,
-    workspace::Workspace,
+use self::{
+    layers::Layers,
+    method::{Method, WALK},
+    prices::Predicted,
 };
+use super::{costs, flags::Plan, model, no_plan::Unplanned, request::PlanRequest};
+use crate::{failure::Failure, files::Opened, output::Output, workspace::Workspace};
 
 /// The most devices: with this many, an operator already has hundreds of splits.
 const DEVICES: usize = 256;

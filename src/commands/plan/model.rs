@@ -12,6 +12,7 @@ use super::{
     answer::Unit,
     asked::{Asked, Question},
     flags::Plan,
+    inside,
     request::PlanRequest,
     search::planned,
     subject::Subject,
@@ -94,25 +95,28 @@ pub fn run_operators(
         Ok(found) => found,
         Err(failure) if plan.output.is_none() => {
             let not_carried_out = Some(failure.to_string());
+            let inside = InsideAnswer { not_carried_out, ..inside };
+            let predicted = inside::answer::text(&inside, None);
             let answer = PlanAnswer {
                 schema_version: answer::SCHEMA_VERSION,
                 model: Subject::Model(workspace).name(),
                 strategy: plan.asking.strategy.to_ascii_lowercase(),
-                inside: Some(InsideAnswer { not_carried_out, ..inside }),
+                inside: Some(inside),
                 ..PlanAnswer::default()
             };
-            return answer::print_operators(plan, &answer, "", output);
+            return answer::print_operators(plan, &answer, ("", &predicted), output);
         }
         Err(failure) => return Err(failure),
     };
     let file = asked.file(&solved.best);
     let mut answer = asked.answer(request, None, &solved.best, (&[], &[]), &file);
+    let predicted = inside::answer::text(&inside, Some(solved.best.seconds_each()));
     answer.inside = Some(inside);
     if let Some(path) = &plan.output {
         files::write(path, to_yaml(&file.plan).as_bytes())?;
     }
     let why = why(&asked.problem, &solved.best, &answer);
-    answer::print_operators(plan, &answer, &why, output)
+    answer::print_operators(plan, &answer, (&why, &predicted), output)
 }
 
 /// Scores a plan of a model, whose blocks may be calls of any depth, and operators.

@@ -6,7 +6,7 @@ use cost_model::Rounding;
 use partitioner::{Effort, Machine, MicroBatches, Strategy, Training};
 use schema::{Cluster, Constraints, Inference, SequenceParallel, ShardingLevel};
 
-use super::{clusters::cluster_failure, inside::Method, loss::Loss, sizes::Sizes};
+use super::{clusters::cluster_failure, inside::method::Method, loss::Loss, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure};
 
 /// The most micro-batches per step: each of their passes is timed.
