@@ -3,6 +3,8 @@
 //! Chunks of a device divide its memory: equal shares are tried first, larger ones if these are too small. `attempt` solves the
 //! grid for one share. Cost: that of its parts, once for each share.
 
+use std::rc::Rc;
+
 use crate::{
     error::PlanError,
     goal::Goal,
@@ -78,7 +80,8 @@ impl GridSolver<'_> {
         }
         let in_flight = grid.schedule.in_flight(grid.ranks, grid.chunks, each, grid.replicas);
         let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
-        let scorer = Scorer::new(self.problem, self.states, rules);
+        let mut scorer = Scorer::new(self.problem, self.states, rules);
+        scorer.memory_plans = Rc::clone(&self.memory_plans);
         let count = in_flight.count(grid.replicas, grid.replicas);
         let needed = least_between(&scorer, 0, self.states.len() - 1, count);
         // Replicas hold the same, so the smallest device of a rank decides.

@@ -1,5 +1,7 @@
 //! What a stage recomputes and offloads to fit its memory, and what that costs.
 
+use std::rc::Rc;
+
 use schema::RecomputeUnit;
 
 use crate::stage::memo::Memo;
@@ -39,7 +41,15 @@ pub(crate) struct MemoryPlans {
     pub(crate) by_states: Memo<((usize, usize), Conditions), Found>,
     /// By kinds of blocks and conditions, with blocks as positions in the stage: stages of repeated layers share an entry.
     pub(crate) by_kinds: Memo<(Vec<u32>, Conditions), Found>,
+    /// Least bytes of activations before each state, whatever is recomputed: O(Q) for each number of micro-batches in flight.
+    pub(crate) least_held: Memo<InFlight, Rc<Vec<f64>>>,
+    /// Memory that recomputing and offloading blocks saves, the cheapest first, by micro-batches in flight, speed and host bandwidth:
+    /// O(blocks) for each.
+    pub(crate) savings: Memo<(InFlight, [u64; 2]), Rc<Vec<Saving>>>,
 }
+
+/// Micro-batches in flight, and those of an offloaded block that are on the device at once.
+pub(crate) type InFlight = (usize, usize);
 
 /// A memory plan with its optimality gap.
 pub(crate) type Found = (Option<MemoryPlan>, f64);
@@ -50,6 +60,11 @@ pub(crate) type Conditions = ((usize, bool, bool), [u64; 4]);
 
 impl Default for MemoryPlans {
     fn default() -> Self {
-        Self { by_states: Memo::with_most(MEMORY_PLANS), by_kinds: Memo::with_most(MEMORY_PLANS / 4) }
+        Self {
+            by_states: Memo::with_most(MEMORY_PLANS),
+            by_kinds: Memo::with_most(MEMORY_PLANS / 4),
+            least_held: Memo::default(),
+            savings: Memo::default(),
+        }
     }
 }

@@ -125,11 +125,12 @@ impl StageCosts<'_> {
     /// Returns a lower bound of the time to save a number of bytes: the fractional knapsack.
     fn least_time_to_save(&self, start: usize, end: usize, mut bytes: f64) -> f64 {
         let Self { scorer, place, in_flight, .. } = self;
-        let key = (*in_flight, [place.speed, place.host].map(f64::to_bits));
+        let in_flight_there = (*in_flight, scorer.copies_held(*in_flight));
+        let key = (in_flight_there, [place.speed, place.host].map(f64::to_bits));
         let find = || Rc::new(scorer.find_savings(*in_flight, (place.speed, place.host)));
         let members = scorer.states.members(start, end);
         let mut seconds = 0.0;
-        for saving in scorer.savings.get(key, find).iter() {
+        for saving in scorer.memory_plans.savings.get(key, find).iter() {
             if bytes <= 0.0 {
                 break;
             }
@@ -279,7 +280,8 @@ impl Scorer<'_> {
             let choices = self.choices(block, in_flight, (1.0, 1.0));
             choices.open(true).map(|choice| choice.memory).fold(f64::INFINITY, f64::min)
         };
-        let held = self.least_held.get(in_flight, || Rc::new(self.states.sums(least)));
+        let key = (in_flight, self.copies_held(in_flight));
+        let held = self.memory_plans.least_held.get(key, || Rc::new(self.states.sums(least)));
         held[end] - held[start]
     }
 

@@ -1,8 +1,7 @@
 //! What a stage costs, on any devices: the problem, the states between which stages lie, the rules of a schedule.
 //!
-//! `costs` applies it to a device run. It owns three memo tables: least bytes held, and cheapest bytes to save, both O(blocks)
-//! for each number of micro-batches in flight (and speed); and the times of stages, O(Q²) for each kind of device run. Two are
-//! shared between scorers: device runs by those on one machine, memory plans by those over one list of states.
+//! `costs` applies it to a device run. It owns one memo table: the times of stages, O(Q²) for each kind of device run. Two are shared
+//! between scorers: device runs by those on one machine, memory plans by those over one list of states.
 
 use std::{cell::Cell, collections::HashMap, rc::Rc};
 
@@ -12,7 +11,7 @@ use crate::{
     stage::{
         block_bytes::BlockBytes,
         memo::Memo,
-        memory_plan::{MemoryPlans, Saving},
+        memory_plan::MemoryPlans,
         place::{DeviceRuns, Place},
         rounds::Rounds,
         run::Run,
@@ -32,11 +31,6 @@ pub(crate) struct Scorer<'a> {
     pub(crate) bytes: Rc<BlockBytes>,
     pub(crate) runs: Rc<DeviceRuns>,
     pub(crate) memory_plans: Rc<MemoryPlans>,
-    /// Least bytes of activations before each state, whatever is recomputed, by micro-batches in flight.
-    pub(crate) least_held: Memo<usize, Rc<Vec<f64>>>,
-    /// Memory that recomputing and offloading blocks saves, the cheapest first, by micro-batches in flight, speed and host
-    /// bandwidth.
-    pub(crate) savings: Memo<(usize, [u64; 2]), Rc<Vec<Saving>>>,
     /// Times of stages by kind of device run: without a memory limit, and within memory for a number of micro-batches in flight.
     times: Memo<(usize, Option<usize>), Rc<TimeTable>>,
     /// Micro-batches of an offloaded block that are on the device at once: one if the device waits for copies.
@@ -72,8 +66,6 @@ impl<'a> Scorer<'a> {
             bytes,
             runs: Rc::default(),
             memory_plans: Rc::default(),
-            least_held: Memo::default(),
-            savings: Memo::default(),
             times: Memo::default(),
             copies: 1,
             is_bound: false,
