@@ -32,7 +32,7 @@ use crate::{
         stage_times::{average_cost, passes_alone, shared_out},
         step_time::{StageTimes, StepTime, step_time},
     },
-    pipeline::best::{Sharing, best_pipeline, stages_of},
+    pipeline::best::{Sharing, best_pipeline, relaxed_pipeline, stages_of},
     simulate::{is_simulated, settle_step},
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
@@ -71,6 +71,8 @@ pub(crate) struct Attempt<'a> {
     memory: Vec<f64>,
     /// Whether stages were given less memory than they have: their recomputation and offload may then not be optimal.
     has_less: Cell<bool>,
+    /// The lower bound of the slowest stage, once one attempt has found it: it holds for every division of the memory.
+    bottleneck: &'a Cell<Option<f64>>,
 }
 
 impl<'a> Attempt<'a> {
@@ -83,7 +85,7 @@ impl<'a> Attempt<'a> {
         grid: Grid,
         each: usize,
         below: f64,
-        share: f64,
+        (share, bottleneck): (f64, &'a Cell<Option<f64>>),
     ) -> Result<Self, NoGrid> {
         let whole = solver.problem;
         grid.schedule.check(grid.shape(each)).map_err(|error| NoGrid {
@@ -101,7 +103,7 @@ impl<'a> Attempt<'a> {
         };
         let memory = (0..grid.ranks).map(memory).collect();
         let (order, has_less) = (OnceCell::new(), Cell::new(false));
-        Ok(Self { solver, problem, grid, each, below, order, rules, places, memory, has_less })
+        Ok(Self { solver, problem, grid, each, below, order, rules, places, memory, has_less, bottleneck })
     }
 
     fn order(&self) -> &Order {
@@ -214,7 +216,9 @@ impl<'a> Attempt<'a> {
     ) -> Option<(f64, Vec<Cut>)> {
         match self.grid.chunks {
             1 => self.solver.pipelines.best_pipeline(scorer, sharing, least, below),
-            // Each chunked grid is a machine of its own and is asked for once: nothing to cache.
+            // Each chunked grid is a machine of its own and is asked for once: nothing to cache. The slowest of several chunks on a
+            // device bounds little, so its bound is not worth knapsacks.
+            _ if scorer.is_bound => relaxed_pipeline(scorer, sharing, below),
             _ => best_pipeline(scorer, sharing, below),
         }
     }
@@ -246,7 +250,8 @@ impl<'a> Attempt<'a> {
         };
         let mut least = 0.0;
         if is_asked && !is_plain {
-            least = self.least_bottleneck(scorer);
+            least = self.bottleneck.get().unwrap_or_else(|| self.least_bottleneck(scorer));
+            self.bottleneck.set(Some(least));
             raise(lower_bound, least)?;
         }
         // With offload, copies overlap compute and the formula overestimates: do not prune by it.
@@ -280,10 +285,10 @@ impl<'a> Attempt<'a> {
     fn least_bottleneck(&self, scorer: &Scorer) -> f64 {
         let chunks = self.grid.chunks;
         let in_chunks = || {
-            // Chunks need not divide their device's memory evenly.
+            // Chunks need not divide their device's memory evenly: one may have all of it.
+            let whole = self.solver.problem.machine.devices.iter().map(|device| device.memory).max();
             let mut ideal = scorer.problem.ideal();
-            let largest =
-                |device: &mut MachineDevice| device.memory.0 = device.memory.0.saturating_mul(chunks as u64);
+            let largest = |device: &mut MachineDevice| device.memory = whole.unwrap_or(device.memory);
             ideal.machine.devices.iter_mut().for_each(largest);
             ideal
         };

@@ -3,7 +3,7 @@
 //! Chunks of a device divide its memory: equal shares are tried first, larger ones if these are too small. `attempt` solves the
 //! grid for one share. Cost: that of its parts, once for each share.
 
-use std::rc::Rc;
+use std::{cell::Cell, rc::Rc};
 
 use crate::{
     error::PlanError,
@@ -30,10 +30,11 @@ impl GridSolver<'_> {
         if !self.has_room(grid, each) {
             return Err(NoGrid { error: PlanError::NothingFits, lower_bound: f64::INFINITY });
         }
+        let bottleneck = Cell::new(None);
         let share = |share: f64, below: f64| {
             let pairs = self.states.len() * self.states.len() * grid.n_stages();
             self.spent.set(self.spent.get() + pairs);
-            Attempt::new(self, grid, each, below, share).and_then(|attempt| attempt.solve())
+            Attempt::new(self, grid, each, below, (share, &bottleneck)).and_then(|attempt| attempt.solve())
         };
         let mut best = share(1.0 / grid.chunks as f64, below);
         let step = below * (each * grid.replicas) as f64;

@@ -45,6 +45,8 @@ const FAR: f64 = 4.0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
     Counts,
+    /// As far as can be told without knapsacks: what a stage recomputes may be a fraction of a block.
+    Relaxed,
     Free,
 }
 
@@ -57,6 +59,15 @@ pub(crate) fn best_pipeline(scorer: &Scorer, sharing: Sharing, bound: f64) -> Op
         return Some(roomy);
     }
     best_within_memory(scorer, sharing, roomy.0, bound)
+}
+
+/// The same with a lower bound of what stages recompute: no knapsack is solved, and a stage may not fit.
+pub(crate) fn relaxed_pipeline(scorer: &Scorer, sharing: Sharing, bound: f64) -> Option<(f64, Vec<Cut>)> {
+    let roomy = best_without_limit(scorer, sharing, bound)?;
+    if scorer.is_roomy() {
+        return Some(roomy);
+    }
+    grow(scorer, sharing, (roomy.0, FAR), bound, Memory::Relaxed)
 }
 
 /// The same without a memory limit.
@@ -102,7 +113,7 @@ fn grow(
         if limit >= bound || limit == f64::INFINITY {
             return None;
         }
-        guess = least + (guess - least) * if memory == Memory::Counts { 10.0 } else { 3.0 };
+        guess = least + (guess - least) * if memory == Memory::Free { 3.0 } else { 10.0 };
     }
 }
 
@@ -330,7 +341,7 @@ impl<'a> Program<'a> {
     fn fill_layer(&mut self, layer: usize) {
         let behind = self.layers.behind(layer);
         let scorer = self.scorer;
-        let counts_memory = self.memory == Memory::Counts;
+        let counts_memory = self.memory != Memory::Free;
         let costs_on = |layers: &Layers, size: usize| match layers.sharing {
             Sharing::Free => scorer.on(layers.run(layer, size), behind),
             Sharing::Equal { .. } => scorer.on(layers.run(layer, size), behind).with_tables(counts_memory),
@@ -419,6 +430,7 @@ impl<'a> Program<'a> {
             let least = after.max(costs().least(start, end));
             let (time, is_all) = match self.memory {
                 Memory::Counts if least < *smallest => costs().at_least(start, end),
+                Memory::Relaxed if least < *smallest => (costs().at_least(start, end).0, true),
                 _ => (least, true),
             };
             let time = after.max(time);
