@@ -4,6 +4,8 @@
 //! the model's inputs, so more of them make a larger batch: throughput is what compares. While numbers are
 //! compared only the fastest plan is kept; all strategies are ranked for the number that is chosen.
 
+use std::collections::BTreeMap;
+
 use schema::MicroBatchesTried;
 
 use crate::{
@@ -84,6 +86,7 @@ pub(crate) fn plan_batches(
             }
         }
     }
+    let found = fastest_of_each(found);
     let mut tried: Vec<MicroBatchesTried> = found
         .iter()
         .map(|plan| MicroBatchesTried {
@@ -106,6 +109,19 @@ pub(crate) fn plan_batches(
             Err(error.expect("each number of micro-batches has a plan or none"))
         }
     }
+}
+
+/// Keeps the fastest plan of each number of micro-batches, the fewest first: a schedule that takes them in rounds may raise a small
+/// number to one that is tried as well.
+fn fastest_of_each(found: Vec<Solution>) -> Vec<Solution> {
+    let mut fastest: BTreeMap<u32, Solution> = BTreeMap::new();
+    for plan in found {
+        let is_faster = |other: &Solution| plan.seconds_each() < other.seconds_each();
+        if fastest.get(&plan.micro_batches).is_none_or(is_faster) {
+            fastest.insert(plan.micro_batches, plan);
+        }
+    }
+    fastest.into_values().collect()
 }
 
 /// Numbers of micro-batches to try: one, two, four or eight for each device, but no more than a step may have.
