@@ -5,6 +5,6 @@ pub(crate) mod all_plans;
 mod host_overhead;
 mod inference;
 mod monotone;
-mod numbers_and_shapes;
+mod numbers_tried;
 pub(crate) mod random_problems;
 mod simulated;

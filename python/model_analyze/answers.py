@@ -1354,6 +1354,9 @@ class SharedTried(_SharedTried, total=False):
     # Seconds of a micro-batch, over all devices.
     seconds_each: Union[float, None]
 
+    # Lower bound of these seconds, where it showed that no plan could be the fastest: then none was looked for.
+    at_least: Union[float, None]
+
 
 class SimulatedDevice(TypedDict):
     """One device of a simulated plan."""

@@ -312,6 +312,9 @@ pub struct SharedTried {
     pub degree: u32,
     /// Seconds of a micro-batch, over all devices.
     pub seconds_each: Option<f64>,
+    /// Lower bound of these seconds, where it showed that no plan could be the fastest: then none was looked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<f64>,
 }
 
 /// A plan that was not chosen.

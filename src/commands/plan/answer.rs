@@ -265,9 +265,10 @@ pub fn shared(answer: &PlanAnswer) -> String {
     let tried: Vec<String> = shared
         .tried
         .iter()
-        .map(|one| match one.seconds_each {
-            Some(seconds) => format!("{} {}", one.degree, Seconds(seconds)),
-            None => format!("{} no plan", one.degree),
+        .map(|one| match (one.seconds_each, one.at_least) {
+            (Some(seconds), _) => format!("{} {}", one.degree, Seconds(seconds)),
+            (None, Some(least)) => format!("{} at least {}", one.degree, Seconds(least)),
+            (None, None) => format!("{} no plan", one.degree),
         })
         .collect();
     if !tried.is_empty() {

@@ -174,6 +174,11 @@ impl<'a> Question<'a> {
         is_latency.then(|| inference::longest_path(&workspace.graph, forward) / fastest)
     }
 
+    /// Returns the seconds for each micro-batch that all devices together take for the work alone: no plan takes less.
+    pub(super) fn least_seconds(&self) -> f64 {
+        self.asked(&Grain::default()).problem.seconds() / self.machine.total_speed()
+    }
+
     /// Returns the devices of the cluster.
     pub(super) fn n_devices(&self) -> usize {
         self.machine.devices.len()

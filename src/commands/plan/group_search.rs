@@ -7,7 +7,7 @@ use schema::{ShardingLevel, SharedTried};
 
 use super::{
     alone::planned_alone,
-    asked::Asked,
+    asked::{Asked, Question},
     groups::Groups,
     inside::method::Method,
     no_plan::Unplanned,
@@ -25,6 +25,9 @@ use crate::{
 /// The most devices per layer when the number is chosen: those that fast links join.
 const MOST: u32 = 8;
 
+/// Groups of devices, and the request for a plan of one device's share of the model.
+type Shared = (Groups, PlanRequest);
+
 /// Plans a model whose layers are shared by the given number of devices.
 pub(super) fn planned_by(
     whole: &Workspace,
@@ -32,6 +35,11 @@ pub(super) fn planned_by(
     degree: u32,
     way: Way<'_>,
 ) -> Result<(Asked, Planned), Unplanned> {
+    planned_of(shared(whole, request, degree, way)?)
+}
+
+/// Shares a model's layers among the given number of devices.
+fn shared(whole: &Workspace, request: &PlanRequest, degree: u32, way: Way<'_>) -> Result<Shared, Unplanned> {
     if let Some(pin) = pins::to_devices(&request.constraints.pin) {
         let message = format!("--pin {pin}: devices that share layers cannot be pinned one by one");
         return Err(Failure::input(message).with_hint("pin to a stage instead").into());
@@ -53,7 +61,17 @@ pub(super) fn planned_by(
         from: None,
         ..request.clone()
     };
-    let (asked, mut solved) = planned_alone(Subject::Model(&groups.own), &alone)?;
+    Ok((groups, alone))
+}
+
+/// Returns the seconds for each micro-batch that the work of all groups together takes: no plan takes less.
+fn least_seconds((groups, alone): &Shared) -> Option<f64> {
+    Some(Question::new(alone, Subject::Model(&groups.own)).ok()?.least_seconds())
+}
+
+/// Plans one device's share of a model.
+fn planned_of((groups, request): Shared) -> Result<(Asked, Planned), Unplanned> {
+    let (asked, mut solved) = planned_alone(Subject::Model(&groups.own), &request)?;
     if request.strategy.is_none() && !runs(&solved.best) {
         let position = solved.others.iter().position(runs);
         match position {
@@ -113,11 +131,18 @@ pub(super) fn planned_best(
     let each = |found: &Result<(Asked, Planned), Unplanned>| {
         found.as_ref().ok().map(|(_, plan)| plan.best.seconds_each())
     };
-    let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first) }];
+    let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first), at_least: None }];
     let mut best = first;
     for degree in fits {
-        let found = planned_by(whole, request, degree, way);
-        tried.push(SharedTried { degree, seconds_each: each(&found) });
+        let shared = shared(whole, request, degree, way);
+        let is_slower = |least: &f64| each(&best).is_some_and(|seconds| *least >= seconds);
+        let at_least = shared.as_ref().ok().and_then(least_seconds).filter(is_slower);
+        if at_least.is_some() {
+            tried.push(SharedTried { degree, seconds_each: None, at_least });
+            continue;
+        }
+        let found = shared.and_then(planned_of);
+        tried.push(SharedTried { degree, seconds_each: each(&found), at_least });
         let is_better = match (each(&found), each(&best)) {
             (Some(own), Some(other)) => own < other,
             (own, None) => own.is_some(),
