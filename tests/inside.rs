@@ -107,6 +107,30 @@ fn no_other_option_is_faster() {
     }
 }
 
+/// Devices that share layers are planned as one: what is told of one device would be told of four.
+#[test]
+fn speed_ups_are_those_of_groups() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("out");
+    let split = ["split", CNN, "--devices", "4xt4", "--strategy", "optcnn", "-o", place.to_str().unwrap()];
+    let output = run(&split);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{text}");
+    for expected in [
+        "\nspeed-up    1.00 × one group of 4 devices (",
+        "\nsplits      one device alone is faster than any of them: ",
+        "\nwould help  one more group of 4 devices (",
+        "\ncompared, simulated; 4 devices count as one\n",
+    ] {
+        assert!(text.contains(expected), "{expected}\n{text}");
+    }
+    let answer: serde_json::Value =
+        serde_json::from_slice(&run(&[&split[..], &["--force", "--format", "json"]].concat()).stdout)
+            .unwrap();
+    assert!(answer["plan"]["shared"]["alone_seconds"].as_f64().unwrap() > 0.0);
+    assert_eq!(answer["one_device_step_seconds"], serde_json::Value::Null);
+}
+
 #[test]
 fn the_same_seed_gives_the_same_answer() {
     let asked = ["plan", CNN, "--devices", "4xt4", "--strategy", "flexflow"];

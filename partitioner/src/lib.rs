@@ -84,7 +84,7 @@ pub use planner::{
     plan_near, plan_with,
     planned::Planned,
     shortage,
-    what_if::{Change, what_if},
+    what_if::{Change, ONE_MORE, what_if},
 };
 pub use problem::{
     Block, Machine, MachineDevice, MachineLevel, MicroBatches, Problem, ProblemError, Tie, Training, Value,

@@ -1339,6 +1339,9 @@ class SharedAnswer(_SharedAnswer, total=False):
     # The proof of one device's program.
     proved: Proved
 
+    # Seconds of a micro-batch on one device alone, if no split of operators is as fast.
+    alone_seconds: Union[float, None]
+
     # Other numbers of devices that were tried, with the seconds of a micro-batch; absent if there is no plan.
     tried: list[SharedTried]
 
@@ -1502,7 +1505,7 @@ class _SplitAnswer(TypedDict):
 class SplitAnswer(_SplitAnswer, total=False):
     """Answer of `split`; the parts are the answers of `plan` and `simulate`."""
 
-    # A step with the same micro-batches on one device; absent if the model does not fit one.
+    # A step with the same micro-batches on one device; absent if the model does not fit one, or devices share layers.
     one_device_step_seconds: Union[float, None]
 
     # Throughput, by the first size of the first input; absent if that is unknown.

@@ -19,7 +19,7 @@ pub struct SplitAnswer {
     pub plan: PlanAnswer,
     /// Its simulated step.
     pub simulated: SimulatedPlan,
-    /// A step with the same micro-batches on one device; absent if the model does not fit one.
+    /// A step with the same micro-batches on one device; absent if the model does not fit one, or devices share layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub one_device_step_seconds: Option<f64>,
     /// Throughput, by the first size of the first input; absent if that is unknown.

@@ -277,6 +277,9 @@ pub struct SharedAnswer {
     pub proved: Proved,
     /// Optimality gap of the choice of layouts, by the times of the choice.
     pub gap: f64,
+    /// Seconds of a micro-batch on one device alone, if no split of operators is as fast.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alone_seconds: Option<f64>,
     /// Other numbers of devices that were tried, with the seconds of a micro-batch; absent if there is no plan.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tried: Vec<SharedTried>,

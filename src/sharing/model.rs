@@ -52,6 +52,8 @@ pub struct SharedModel {
     pub operations: Option<(f64, String)>,
     /// The cost of the strategies by the times of the choice, and a lower bound on it.
     pub seconds: (f64, f64),
+    /// Seconds of a micro-batch on one device alone, if no split of operators is as fast.
+    pub alone: Option<f64>,
 }
 
 /// Accesses to each byte of parameters in an optimizer's step: parameters, gradients and state are read and written.
@@ -259,6 +261,7 @@ impl<'a> Subject<'a> {
             operators: None,
             proof,
             seconds: (chosen.seconds, chosen.bound),
+            alone: None,
         };
         Ok((shared, made.is_split))
     }

@@ -24,10 +24,7 @@ use super::{
     model::{INSISTENCE, OperatorSearch, SharedModel, Subject, Way, by_pattern, launch, named},
     words::{OwnSplit, WHOLE, words},
 };
-use crate::{
-    failure::{self, Failure},
-    nearest,
-};
+use crate::{failure::Failure, nearest};
 
 /// The most programs in which parts are timed.
 const MOST_PROGRAMS: usize = 200;
@@ -62,12 +59,7 @@ pub fn searched(subject: &Subject<'_>, search: OperatorSearch) -> Result<SharedM
             subject.degree
         )));
     };
-    failure::note(format!(
-        "one device alone is faster than any split of the operators: {} per micro-batch, and {} split",
-        schema::Seconds(alone),
-        schema::Seconds(found.seconds)
-    ));
-    Ok(SharedModel { seconds: (found.seconds, bound), ..found.shared })
+    Ok(SharedModel { seconds: (found.seconds, bound), alone: Some(alone), ..found.shared })
 }
 
 /// Returns the choices of a model whose parts cost this.

@@ -10,6 +10,9 @@ use crate::{
     strategy::candidates,
 };
 
+/// The change that adds a device.
+pub const ONE_MORE: &str = "one more device";
+
 /// A change of the machine, and each micro-batch's seconds after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
@@ -65,7 +68,7 @@ pub fn what_if(
     roomier.devices.iter_mut().for_each(|device| device.memory = Bytes(device.memory.0.saturating_mul(2)));
     let mut changes = Vec::new();
     if !machine.levels.is_empty() {
-        changes.extend(ask("one more device", larger, &|_| true));
+        changes.extend(ask(ONE_MORE, larger, &|_| true));
         changes.extend(ask("twice the bandwidth", faster, &|_| true));
     }
     // A plan that fits half the memory owes nothing to the change.

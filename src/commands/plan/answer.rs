@@ -94,7 +94,9 @@ pub fn splits(shared: &SharedAnswer) -> String {
 
 /// Says how good the splits of operators are.
 pub fn proof_of_splits(shared: &SharedAnswer) -> String {
-    if shared.gap < 1e-4 {
+    if let Some(alone) = shared.alone_seconds {
+        format!("one device alone is faster than any of them: {} per micro-batch", Seconds(alone))
+    } else if shared.gap < 1e-4 {
         "none that can be written is faster, by the times of operators and exchanges".into()
     } else {
         format!("at most {:.1} % from optimal, by the times of operators and exchanges", 100.0 * shared.gap)
@@ -227,6 +229,14 @@ fn forward_only(answer: &PlanAnswer) -> String {
         cache.attentions,
         if cache.attentions == 1 { "attention" } else { "attentions" }
     )
+}
+
+/// Names what a plan without a pipeline or replicas runs on: where devices share layers, they count as one.
+pub fn single(answer: &PlanAnswer) -> String {
+    match &answer.shared {
+        Some(shared) => format!("one group of {} devices", shared.degree),
+        None => "one device".to_string(),
+    }
 }
 
 /// Describes how devices share each layer.

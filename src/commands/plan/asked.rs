@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use cost_model::TimeSource;
 use partitioner::{
-    BoundBy, Change, CutSpace, Effort, Grain, Machine, MicroBatches, OperatorSeconds, PlanError, Problem,
-    Sliceable, Solution, Strategy, Training, forward_only, from_graph, to_plan, what_if,
+    BoundBy, Change, CutSpace, Effort, Grain, Machine, MicroBatches, ONE_MORE, OperatorSeconds, PlanError,
+    Problem, Sliceable, Solution, Strategy, Training, forward_only, from_graph, to_plan, what_if,
 };
 use schema::{
     Bytes, Cluster, Constraints, LossAnswer, MemoryPart, MicroBatchSizeTried, ModelReference, PlanAnswer,
@@ -347,6 +347,12 @@ impl Asked {
         answer.effort = Some(request.effort.name().to_string()).filter(|_| request.effort != Effort::Normal);
         answer.micro_batch_sizes_tried.clone_from(&self.sized.1);
         answer.shared = self.groups.as_ref().map(Groups::answer);
+        if answer.shared.is_some() {
+            let more = answer::single(&answer).replacen("one", "one more", 1);
+            for what in answer.what_if.iter_mut().filter(|what| what.change == ONE_MORE) {
+                what.change.clone_from(&more);
+            }
+        }
         if let Some(name) = self.groups.as_ref().and_then(Groups::strategy) {
             answer.strategy = name.to_string();
         }

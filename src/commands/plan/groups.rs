@@ -67,6 +67,7 @@ impl Groups {
             exchange_seconds: exchanged.values().map(|(forward, backward)| forward + backward).sum(),
             gap: if bound > 0.0 { (seconds / bound - 1.0).max(0.0) } else { 0.0 },
             proved: sharing::proved(shared.proof),
+            alone_seconds: shared.alone,
             tried: Vec::new(),
         };
         let exchange_bytes = shared.exchange_bytes(&own.graph);

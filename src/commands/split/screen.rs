@@ -30,7 +30,7 @@ pub fn answer(found: &Found) -> SplitAnswer {
         model: found.name.clone(),
         plan: found.answer.clone(),
         simulated: found.simulated.clone(),
-        one_device_step_seconds: found.one_device,
+        one_device_step_seconds: found.one_device.filter(|_| found.answer.shared.is_none()),
         samples_per_second: samples_per_second(found),
         by_hand: by_hand.collect(),
         compared: answers(&found.compared.families),
@@ -48,7 +48,9 @@ pub fn text(found: &Found, written: &[String], explain: bool) -> String {
     if let Some(shared) = found.answer.shared.as_ref().filter(|shared| !shared.operators.is_empty()) {
         text.push_str(&format!("\n{}", plan::splits(shared)));
     }
-    text.push_str("\ncompared, simulated\n");
+    let groups =
+        found.answer.shared.as_ref().map(|shared| format!("; {} devices count as one", shared.degree));
+    text.push_str(&format!("\ncompared, simulated{}\n", groups.unwrap_or_default()));
     text.push_str(&compared(&found.compared.families));
     if explain {
         text.push_str(&explain::text(found));
@@ -219,9 +221,10 @@ fn figures(found: &Found) -> String {
     if let (Some(samples), Some(per_second)) = (samples(found), samples_per_second(found)) {
         text.push_str(&format!(", {samples} samples, {} samples/s", rate(per_second)));
     }
+    let single = plan::single(&found.answer);
     let speed_up = match found.one_device {
-        Some(one) => format!("{:.2} × one device ({})", one / step.0, Seconds(one)),
-        None => "the model does not fit one device".to_string(),
+        Some(one) => format!("{:.2} × {single} ({})", one / step.0, Seconds(one)),
+        None => format!("the model does not fit {single}"),
     };
     text.push_str(&format!("\nspeed-up    {speed_up}\nbubble      {:.1} %\n", 100.0 * simulated.bubble));
     text.push_str(&chosen(found));
