@@ -1,7 +1,7 @@
 //! Prints a plan: a table of stages and one paragraph of reasons.
 
 use partitioner::ENOUGH;
-use schema::{Bytes, InferenceObjective, LossAnswer, OperatorLayout, PlanAnswer, Seconds, SharedAnswer};
+use schema::{Bytes, InferenceObjective, LossAnswer, PlanAnswer, Seconds, SharedAnswer};
 
 use super::Plan;
 use crate::{
@@ -76,20 +76,23 @@ pub fn print_operators(
 pub fn splits(shared: &SharedAnswer) -> String {
     let mut rows = vec![["operators", "", "each device has"].map(String::from)];
     for alike in shared.operators.chunk_by(|a, b| a.split == b.split) {
-        let name = |one: &OperatorLayout| {
-            if one.block.is_empty() {
-                one.operator.clone()
-            } else {
-                format!("{} {}", cell(&one.block), one.operator)
-            }
-        };
-        let span = match alike {
-            [first, .., last] => format!("{} … {}", name(first), name(last)),
-            _ => name(&alike[0]),
-        };
+        let span = span(alike, |one| (&one.block, &one.operator));
         rows.push([alike.len().to_string(), span, part_of(&alike[0].split)]);
     }
     table(&rows, " ", |column| column == 0)
+}
+
+/// Names a run of operators by its first and last, given the call and the name of each.
+pub(super) fn span<T>(run: &[T], names: impl Fn(&T) -> (&String, &String)) -> String {
+    let name = |one: &T| match names(one) {
+        (block, operator) if block.is_empty() => operator.clone(),
+        (block, operator) => format!("{} {operator}", cell(block)),
+    };
+    match run {
+        [first, .., last] => format!("{} … {}", name(first), name(last)),
+        [one] => name(one),
+        [] => String::new(),
+    }
 }
 
 /// Says how good the splits of operators are.

@@ -3,8 +3,8 @@
 use partitioner::inside::{Degrees, Limits, Space, Split, Walked};
 use schema::{Bytes, InsideAnswer, OperatorSplit, Seconds};
 
-use super::layers::Layers;
-use crate::{columns::table, visible::cell, workspace::Workspace};
+use super::{super::answer::span, layers::Layers};
+use crate::{columns::table, workspace::Workspace};
 
 /// The result of a search.
 pub struct Inside<'a> {
@@ -100,17 +100,7 @@ fn operators(operators: &[OperatorSplit]) -> String {
     let mut rows = vec![head.map(String::from).to_vec()];
     let degrees = |one: &OperatorSplit| [one.samples, one.channels, one.height, one.width, one.sums];
     for alike in operators.chunk_by(|a, b| degrees(a) == degrees(b)) {
-        let name = |one: &OperatorSplit| {
-            if one.block.is_empty() {
-                one.operator.clone()
-            } else {
-                format!("{} {}", cell(&one.block), one.operator)
-            }
-        };
-        let span = match alike {
-            [first, .., last] => format!("{} … {}", name(first), name(last)),
-            _ => name(&alike[0]),
-        };
+        let span = span(alike, |one| (&one.block, &one.operator));
         let own = degrees(&alike[0]);
         let devices = own.iter().product();
         let numbers = own.into_iter().chain([devices]).map(|parts| match parts {
