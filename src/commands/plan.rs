@@ -45,7 +45,7 @@ mod workload;
 use self::without_peers::{compat, workload};
 pub use self::{
     answer::{
-        ABOVE_THE_PEAK, host, looked_at, proof_of_splits, rounded, single, sizes_tried, splits, with_pins,
+        ABOVE_THE_PEAK, holder, host, looked_at, proof_of_splits, rounded, sizes_tried, splits, with_pins,
     },
     arguments::{PlanArguments, RoundingArguments, matches, strategies},
     flags::Plan,

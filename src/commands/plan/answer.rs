@@ -234,11 +234,11 @@ fn forward_only(answer: &PlanAnswer) -> String {
     )
 }
 
-/// Names what a plan without a pipeline or replicas runs on: where devices share layers, they count as one.
-pub fn single(answer: &PlanAnswer) -> String {
+/// Names what a stage of one replica runs on: devices that share layers count as one.
+pub fn holder(answer: &PlanAnswer) -> String {
     match &answer.shared {
-        Some(shared) => format!("one group of {} devices", shared.degree),
-        None => "one device".to_string(),
+        Some(shared) => format!("group of {} devices", shared.degree),
+        None => "device".to_string(),
     }
 }
 

@@ -348,7 +348,7 @@ impl Asked {
         answer.micro_batch_sizes_tried.clone_from(&self.sized.1);
         answer.shared = self.groups.as_ref().map(Groups::answer);
         if answer.shared.is_some() {
-            let more = answer::single(&answer).replacen("one", "one more", 1);
+            let more = format!("one more {}", answer::holder(&answer));
             for what in answer.what_if.iter_mut().filter(|what| what.change == ONE_MORE) {
                 what.change.clone_from(&more);
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use partitioner::{Planned, Solution};
+use partitioner::{ENOUGH, Planned, Solution};
 use schema::{ShardingLevel, SharedTried};
 
 use super::{
@@ -118,8 +118,18 @@ fn runs(solution: &Solution) -> bool {
     solution.stages.windows(2).all(|pair| pair[0].run.count == pair[1].run.count)
 }
 
-/// Plans a model with each possible number of devices per layer, and keeps the fastest plan; `first` is the plan
-/// without sharing.
+/// Tells whether a plan is better than another, given the micro-batches of a step and the seconds of each, and the least seconds
+/// of all: as where numbers of micro-batches are compared, the fewest are taken whose time comes near the least.
+fn is_better(own: (u32, f64), other: (u32, f64), least: f64) -> bool {
+    let is_near = |(_, seconds): (u32, f64)| seconds <= ENOUGH * least;
+    match (is_near(own), is_near(other)) {
+        (true, true) => own < other,
+        (own, other) => own && !other,
+    }
+}
+
+/// Plans a model with each possible number of devices per layer, and keeps the best plan; `first` is the plan without
+/// sharing.
 pub(super) fn planned_best(
     whole: &Workspace,
     request: &PlanRequest,
@@ -131,11 +141,15 @@ pub(super) fn planned_best(
     let each = |found: &Result<(Asked, Planned), Unplanned>| {
         found.as_ref().ok().map(|(_, plan)| plan.best.seconds_each())
     };
+    let size = |found: &Result<(Asked, Planned), Unplanned>| {
+        found.as_ref().ok().map(|(_, plan)| (plan.best.micro_batches, plan.best.seconds_each()))
+    };
     let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first), at_least: None }];
+    let mut least = each(&first).unwrap_or(f64::INFINITY);
     let mut best = first;
     for degree in fits {
         let shared = shared(whole, request, degree, way);
-        let is_slower = |least: &f64| each(&best).is_some_and(|seconds| *least >= seconds);
+        let is_slower = |bound: &f64| *bound > ENOUGH * least;
         let at_least = shared.as_ref().ok().and_then(least_seconds).filter(is_slower);
         if at_least.is_some() {
             tried.push(SharedTried { degree, seconds_each: None, at_least });
@@ -143,12 +157,13 @@ pub(super) fn planned_best(
         }
         let found = shared.and_then(planned_of);
         tried.push(SharedTried { degree, seconds_each: each(&found), at_least });
-        let is_better = match (each(&found), each(&best)) {
-            (Some(own), Some(other)) => own < other,
+        least = least.min(each(&found).unwrap_or(f64::INFINITY));
+        let is_taken = match (size(&found), size(&best)) {
+            (Some(own), Some(other)) => is_better(own, other, least),
             (own, None) => own.is_some(),
             (None, _) => false,
         };
-        if is_better {
+        if is_taken {
             best = found;
         }
     }
@@ -156,9 +171,29 @@ pub(super) fn planned_best(
     if !asked.is_shared() && request.tensor_parallel == Degree::IfNeeded && tried.len() > 1 {
         let others: Vec<String> = tried[1..].iter().map(|one| one.degree.to_string()).collect();
         failure::note(format!(
-            "layers on {} devices each were tried, too, and are no faster",
+            "layers on {} devices each were looked at, too, and are no better",
             others.join(", ")
         ));
     }
     Ok((asked.having_tried(tried), plan))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_better;
+
+    #[test]
+    fn few_micro_batches_near_the_least_seconds_beat_many() {
+        for (own, other, expected) in [
+            ((64, 140.0), (512, 138.0), true),
+            ((512, 138.0), (64, 140.0), false),
+            // Too far from the least.
+            ((64, 146.0), (512, 138.0), false),
+            ((512, 138.0), (64, 146.0), true),
+            ((64, 139.0), (64, 140.0), true),
+            ((64, 140.0), (64, 140.0), false),
+        ] {
+            assert_eq!(is_better(own, other, 138.0), expected, "{own:?} {other:?}");
+        }
+    }
 }

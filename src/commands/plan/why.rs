@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use partitioner::{MachineDevice, MadeBy, Objective, Problem, Solution, SolutionStage, Strategy};
 use schema::{Bytes, InferenceObjective, PlanAnswer, RecomputeUnit, Seconds};
 
-use super::answer::{single, titled};
+use super::answer::{holder, titled};
 
 /// The most stages whose recomputed blocks are listed one by one.
 const STAGES: usize = 4;
@@ -183,10 +183,10 @@ fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Op
     {
         return None;
     }
-    let single = single(answer);
+    let holder = holder(answer);
     let known = answer.runners_up.iter().find(|other| other.strategy == name);
     if let Some(one) = known.and_then(|other| other.seconds) {
-        return Some(takes(&single, one, each));
+        return Some(takes(&holder, one, each));
     }
     let speed = problem.machine.devices.iter().map(|device| device.speed).fold(0.0, f64::max);
     let one = problem.seconds() / speed;
@@ -198,19 +198,18 @@ fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Op
         partitioner::fits(&free, Strategy::OneDevice)
     };
     Some(if fits {
-        takes(&single, one, each)
+        takes(&holder, one, each)
     } else {
         format!(
-            "The model does not fit {single}; with enough memory it would take {} per micro-batch there, {:.2} times as long.",
+            "The model does not fit one {holder}; with enough memory it would take {} per micro-batch there, {:.2} times as long.",
             Seconds(one),
             one / each
         )
     })
 }
 
-fn takes(single: &str, one: f64, each: f64) -> String {
-    let single = single.replacen("one", "One", 1);
-    format!("{single} would take {} per micro-batch, {:.2} times as long.", Seconds(one), one / each)
+fn takes(holder: &str, one: f64, each: f64) -> String {
+    format!("One {holder} would take {} per micro-batch, {:.2} times as long.", Seconds(one), one / each)
 }
 
 /// Other strategies: those faster than the requested one, and the next best.

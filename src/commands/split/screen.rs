@@ -221,10 +221,10 @@ fn figures(found: &Found) -> String {
     if let (Some(samples), Some(per_second)) = (samples(found), samples_per_second(found)) {
         text.push_str(&format!(", {samples} samples, {} samples/s", rate(per_second)));
     }
-    let single = plan::single(&found.answer);
+    let holder = plan::holder(&found.answer);
     let speed_up = match found.one_device {
-        Some(one) => format!("{:.2} × {single} ({})", one / step.0, Seconds(one)),
-        None => format!("the model does not fit {single}"),
+        Some(one) => format!("{:.2} × one {holder} ({})", one / step.0, Seconds(one)),
+        None => format!("the model does not fit one {holder}"),
     };
     text.push_str(&format!("\nspeed-up    {speed_up}\nbubble      {:.1} %\n", 100.0 * simulated.bubble));
     text.push_str(&chosen(found));
