@@ -1,7 +1,7 @@
 #!/bin/sh
 # What only a GPU can tell: `make gpu` runs it.
 #
-#     benches/gpu.sh [DEVICE] [OUT] [STEP …]      steps: facts suite models stages train offload compare blocks (all but blocks)
+#     benches/gpu.sh [DEVICE] [OUT] [STEP …]      steps: facts suite models stages train offload compare, which are the default, blocks ranks
 #
 # facts    what the catalogue's figures rest on: rates, attention, copies, Adam, the host: OUT/facts.json
 # suite    measures operators and fits a cost model to them: OUT/suite.csv (taken up again where it was left),
@@ -12,6 +12,7 @@
 # offload  activations on the host in four modes: OUT/offload.json
 # compare  predicted beside measured, by the fitted cost model and by what ships for CARD: OUT/compare.txt
 # blocks   measures models block by block: OUT/whole/*.csv, OUT/blocks.txt
+# ranks    trains in two to eight ranks under NCCL, which share the one GPU, by the cases of tests/oracle: OUT/ranks.txt
 #
 # It builds nothing and needs no network, so it also runs where there is but a GPU and a Python with torch, torchvision,
 # timm and transformers. Take along the two programs that `make gpu` builds (model-analyze and model-analyze-torch, in one folder), and say
@@ -24,6 +25,7 @@
 #     CARD     its name in the catalogue (asked of the cost model)
 #     EACH     minutes a whole model (0.3)    MODELS  of fixtures/whole_models.py, for stages and blocks
 #     TRACES   folder of their traces (out/whole)
+#     SECONDS_OF_RANKS  after which no case is begun (300)
 set -eu
 cd "$(dirname "$0")/.."
 device=${1:-cuda:0}
@@ -31,12 +33,12 @@ out=${2:-out/gpu}
 [ $# -gt 2 ] && shift 2 || set -- facts suite models stages train offload compare
 for step in "$@"; do
     case $step in
-    facts | suite | models | stages | train | offload | compare | blocks) ;;
-    *) echo "unknown step $step; known are facts suite models stages train offload compare blocks" >&2 && exit 2 ;;
+    facts | suite | models | stages | train | offload | compare | blocks | ranks) ;;
+    *) echo "unknown step $step; known are facts suite models stages train offload compare blocks ranks" >&2 && exit 2 ;;
     esac
 done
 : "${COMMAND:=target/release/model-analyze}" "${WHOLE:=target/release/examples/whole}" "${PYTHON:=python3}"
-: "${MINUTES:=10}" "${EACH:=0.3}" "${TRACES:=out/whole}" "${SECONDS_OF_MODELS:=240}"
+: "${SECONDS_OF_RANKS:=300}" "${MINUTES:=10}" "${EACH:=0.3}" "${TRACES:=out/whole}" "${SECONDS_OF_MODELS:=240}"
 : "${MODELS:=resnet18_b6 resnet50_b3 vgg16_b3 unet_b3 gpt2_b12 gpt2_small_b1 bert_b12 bert_base_b1 vit_b_16_b3}"
 # One thread of a processor tells most of it.
 case $device in
@@ -138,6 +140,10 @@ train() {
 
 offload() {
     "$PYTHON" -W ignore "${OFFLOAD:-benches/offload.py}" --device "$device" --out "$out/offload.json"
+}
+
+ranks() {
+    "$PYTHON" benches/gpu_ranks.py "$COMMAND" "$out/ranks" --device "${device%%:*}" --seconds "$SECONDS_OF_RANKS" | tee "$out/ranks.txt"
 }
 
 for step in "$@"; do

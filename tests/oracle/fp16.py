@@ -106,7 +106,7 @@ def halves(cases, world, *arguments, stages=2, limit=0.0, clip=None, old="", new
     state, merged = 0.0, run.merged("half")
     for name, value in model.state_dict().items():
         state = max(state, float((value - merged[name]).abs().max() / value.abs().max().clamp_min(1e-2)))
-    if state > limit:
+    if state > processes.allowed(limit):
         raise Failed(f"parameters differ by {state:.1e}")
     scales = f"{lines[0]['scale']:.0f} … {lines[-1]['scale']:.0f}"
     return f"losses differ by {losses:.0e}, norms by {norms:.0e}, parameters by {state:.0e}; scales {scales}"

@@ -22,7 +22,7 @@ import torchrun as processes
 from torchrun import Failed
 from trainer import ADAM, Trained, task, two
 
-JOB = ("--device", "cpu", "--steps", "40", "--allow-eval", *two(4), "--save-every", "2", "--keep", "3", "--max-restarts", "3", "--timeout", "60", "--resume")
+JOB = ("--device", processes.DEVICE, "--steps", "40", "--allow-eval", *two(4), "--save-every", "2", "--keep", "3", "--max-restarts", "3", "--timeout", "60", "--resume")
 
 
 def ranks_of(launcher):
@@ -44,7 +44,7 @@ def job(run, path, folder, moment=None, chosen=0):
     shutil.rmtree(run.out / folder, ignore_errors=True)
     was_killed = False
     started = subprocess.Popen(
-        [sys.executable, "train.py", "--task", path, "--save", folder, *JOB], cwd=run.out, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "train.py", "--task", path, "--save", folder, *JOB], cwd=run.out, env=processes.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     while len(ranks_of(started.pid)) < 2 and started.poll() is None:
         time.sleep(0.05)

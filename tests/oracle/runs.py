@@ -52,7 +52,7 @@ def resumed(cases, path, model, first, then, is_exact=True, stages=2, more=None,
     near([line["lr"] for line in whole][5:], [line["lr"] for line in rest], "learning rates", 0.0)
     expected, found = (straight if more else run).merged("straight"), run.merged("halves")
     worst = max(float((expected[name] - found[name]).abs().max()) for name in expected if expected[name].is_floating_point())
-    if worst > (0.0 if is_exact else LIMIT):
+    if worst > (processes.allowed(0.0) if is_exact else LIMIT):
         raise Failed(f"parameters differ by {worst:.1e}")
     return "bit-equal" if is_exact else f"parameters differ by {worst:.0e}"
 
@@ -368,8 +368,8 @@ def failures(cases, first):
             Path(path).write_text(Path(path).read_text().replace("torn()\n    return", "return (torn() or 1.0) *"))
         log = out / "log.jsonl"
         log.unlink(missing_ok=True)
-        command = [sys.executable, "train.py", "--device", "cpu", "--steps", "8", "--task", path, "--log", log, *two(4)]
-        done = subprocess.run([*command, *arguments], cwd=out, capture_output=True, text=True, timeout=120)
+        command = [sys.executable, "train.py", "--device", processes.DEVICE, "--steps", "8", "--task", path, "--log", log, *two(4)]
+        done = subprocess.run([*command, *arguments], cwd=out, env=processes.environment(), capture_output=True, text=True, timeout=120)
         seconds = time.time() - log.stat().st_mtime - waits
         lines = done.stderr.strip().splitlines()
         if done.returncode != 1 or message not in lines[-1] or again not in lines[-1] or "Traceback" in done.stderr:

@@ -82,7 +82,7 @@ class Transformer:
     sources = [
         """
     def forward(self, tokens):
-        mask = torch.ones(8, 8, dtype=torch.bool).tril()
+        mask = torch.ones(8, 8, dtype=torch.bool, device=tokens.device).tril()
         found = self.shard.reduce(self.shard.embedding(self["table"].weight, tokens))
         x = found + self.places
         x_1 = F.layer_norm(x, [16], self["layers"]["0"].norm_1.weight, self["layers"]["0"].norm_1.bias)

@@ -1,10 +1,13 @@
 """Trains emitted stages in several gloo processes and compares them with the whole model in one.
 
-    python tests/oracle/torchrun.py COMMAND FOLDER [CASE …]
+    python tests/oracle/torchrun.py COMMAND FOLDER [CASE … | --list]
 
 Every case emits a small model, runs `train.py` as torchrun would, and holds its losses over ten steps against those of
 the whole traced model, which knows nothing of stages. Processes are forked from this one: importing torch is most of
 what a small case costs. Prints a line for each case and exits 1 when one fails.
+
+With TRAIN_DEVICE=cuda in the environment, these cases and those of the other scripts run under NCCL, and one GPU is enough
+for all ranks (`one_card/sitecustomize.py`); what they are held against stays on the processor.
 """
 
 import argparse
@@ -21,16 +24,25 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
+DEVICE = os.environ.get("TRAIN_DEVICE", "cpu")
+# A process that has once seen a GPU cannot be forked.
+CARDS = os.environ.get("CUDA_VISIBLE_DEVICES")
+if DEVICE == "cuda":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch
 import torch.distributed.pipelining  # noqa: F401  (once, not in every rank)
 import torch.utils.checkpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import nccl_order
 
 warnings.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -164,18 +176,42 @@ def free_port():
 def ranks(out, world, arguments, grace=GRACE):
     """Starts `train.py` with what torchrun gives it; `grace` as `ended` has it."""
     port = free_port()
+    command = ["train.py", "--device", DEVICE, "--steps", str(STEPS), "--allow-eval", *arguments]
+
+    def given(number):
+        about = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": world, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
+        return {name: str(value) for name, value in about.items()}
 
     def rank(number):
         def run():
-            given = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": world, "MASTER_PORT": port}
-            os.environ.update({name: str(value) for name, value in given.items()}, MASTER_ADDR="127.0.0.1")
-            sys.argv = ["train.py", "--device", "cpu", "--steps", str(STEPS), "--allow-eval", *arguments]
+            os.environ.update(given(number))
+            sys.argv = command
             os.chdir(out)
+            calls = nccl_order.Calls()
             runpy.run_path("train.py", run_name="__main__")
+            calls.write(f"{folder}/{number}.json")
 
         return run
 
-    return ended([forked(rank(number)) for number in range(world)], grace)
+    if DEVICE == "cpu":
+        with tempfile.TemporaryDirectory() as folder:
+            codes, texts = ended([forked(rank(number)) for number in range(world)], grace)
+            written = [Path(folder) / f"{number}.json" for number in range(world)]
+            if not any(codes) and (wrong := nccl_order.problem([json.loads(path.read_text()) for path in written])):
+                raise Failed(wrong)
+            return codes, texts
+    options = {"cwd": out, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = [subprocess.Popen([sys.executable, "-W", "ignore", *command], env=environment() | given(number), **options) for number in range(world)]
+    return ended([(process.pid, process.stdout) for process in started], grace)
+
+
+def environment():
+    """What a program is started with that may use a GPU."""
+    if DEVICE == "cpu":
+        return dict(os.environ)
+    kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    path = ":".join(filter(None, (str(ROOT / "tests/oracle/one_card"), kept.get("PYTHONPATH"))))
+    return kept | ({"CUDA_VISIBLE_DEVICES": CARDS} if CARDS is not None else {}) | {"PYTHONPATH": path}
 
 
 def losses_in(text):
@@ -307,13 +343,18 @@ class Cases:
         return close(expected, self.train(out, world, *arguments, "--form", form))
 
 
+def allowed(limit):
+    """What a difference may be: kernels of a GPU add in another order than those of the processor, some in another one each time."""
+    return limit if DEVICE == "cpu" else 20 * max(limit, 1e-6)
+
+
 def close(expected, found, steps=STEPS):
     if len(expected) != steps or len(found) != steps:
         raise Failed(f"{len(expected)} and {len(found)} steps, not {steps}")
     if len(set(expected)) < steps:
         raise Failed("the losses stand still")
     worst = max(abs(a - b) / abs(a) for a, b in zip(expected, found))
-    if not worst <= 1e-5:
+    if not worst <= allowed(1e-5):
         raise Failed(f"losses differ by {worst:.1e}: {expected} {found}")
     return f"losses differ by {worst:.0e}"
 
@@ -608,10 +649,10 @@ def under_torchrun(cases):
     out = cases.emit("gpt2_tiny", "--stages", "3", "--targets", "python")
     expected = cases.expected("gpt2_tiny", out, 4)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "train.py"]
-    common = ["--device", "cpu", "--steps", str(STEPS), "--allow-eval", *table(4), "--save", "kept", "--save-every", "2"]
+    common = ["--device", DEVICE, "--steps", str(STEPS), "--allow-eval", *table(4), "--save", "kept", "--save-every", "2"]
 
     def run(*arguments):
-        return subprocess.run([*torchrun, *common, *arguments], cwd=out, capture_output=True, text=True)
+        return subprocess.run([*torchrun, *common, *arguments], cwd=out, env=environment(), capture_output=True, text=True)
 
     killed, resumed = run("--crash", "1,7"), run("--resume")
     if killed.returncode == 0 or resumed.returncode:
@@ -624,8 +665,14 @@ def under_torchrun(cases):
 
 
 def main(all_cases, seldom=()):
-    """Runs the cases but those in `seldom`, all of them with `--all`, or those that are named; exits with 1 where one fails."""
+    """Runs the cases but those in `seldom`, all of them with `--all`, or those that are named; exits with 1 where one fails.
+
+    `--list` prints their names.
+    """
     command, place, *wanted = sys.argv[1:]
+    if wanted == ["--list"]:
+        print("\n".join(all_cases))
+        return
     torch.set_num_threads(1)
     ran = Cases(str(Path(command).resolve()), Path(place).resolve())
     if wanted == ["--all"]:

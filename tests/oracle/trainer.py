@@ -28,7 +28,7 @@ from torchrun import STEPS, Failed
 
 warnings.filterwarnings("ignore")
 # Largest error of a parameter after all steps, beside its largest value or a hundredth of the model's: biases begin at zero.
-LIMIT = 2e-6
+LIMIT = processes.allowed(2e-6)
 TRAINS = '''
 import torch
 
@@ -145,11 +145,11 @@ def whole_model(cases, model):
     return processes.resnet(False) if model == "resnet_plain" else torch.jit.load(cases.models[model])
 
 
-def near(expected, found, what, limit=LIMIT):
+def near(expected, found, what, limit=2e-6):
     if len(expected) != len(found):
         raise Failed(f"{what}: {len(expected)} and {len(found)}")
     worst = max(abs(a - b) / max(abs(a), 1e-30) for a, b in zip(expected, found))
-    if not worst <= limit:
+    if not worst <= processes.allowed(limit):
         raise Failed(f"{what} differ by {worst:.1e}: {expected} {found}")
     return worst
 

@@ -45,10 +45,34 @@ class Groups:
         if layout.is_unequal or layout.copies > 1 or self.arguments.updates:
             for ranks in sorted(pipelines):
                 self.ways[ranks] = (self.group_of(ranks), self.group_of(ranks))
-        if self.device.type == "cuda":
-            for ranks, group in self.groups.items():  # opens the connections
+        self.open_all(pipelines)
+
+    def open_all(self, pipelines):
+        """Makes a first call in each group, and a first message between neighbours in a pipeline, all ranks in one order.
+
+        NCCL connects ranks at their first call, which keeps both programs until the other makes it, too. Passes are in another
+        order on each rank, so ranks with first calls between passes would wait for each other for ever. Small and large sums
+        are connected in different ways.
+        """
+        for ranks, group in self.groups.items():
+            for count in (1, 1 << 22) if self.device.type == "cuda" else (1,):
                 if self.rank in ranks:
-                    dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+                    dist.all_reduce(torch.zeros(count, device=self.device), group=group)
+        layout = self.layout
+        neighbours = {}
+        for number in range(layout.pipelines):
+            for shard in range(layout.shards):
+                owner = layout.owners(number, shard)
+                pairs = {(owner[stage], owner[stage + 1]) for stage in range(len(owner) - 1)}
+                neighbours.setdefault(tuple(layout.members(number, shard)), set()).update(pairs)
+        for ranks in sorted(pipelines):
+            pairs = sorted({pair for one, other in neighbours[ranks] if one != other for pair in ((one, other), (other, one))})
+            for group in (self.groups[ranks], *self.ways.get(ranks, ())):
+                number = lambda: torch.zeros(1, device=self.device)  # noqa: E731
+                moved = [dist.P2POp(dist.isend, number(), other, group) for one, other in pairs if one == self.rank]
+                moved += [dist.P2POp(dist.irecv, number(), one, group) for one, other in pairs if other == self.rank]
+                for work in dist.batch_isend_irecv(moved) if moved else ():
+                    work.wait()
 
     def group_of(self, ranks):
         return dist.new_group(list(ranks), timeout=timedelta(seconds=self.arguments.timeout))
