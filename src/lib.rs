@@ -5,6 +5,7 @@
 //! linked to libtorch. A process with libtorch takes a quarter of a second to start, so the first becomes the second
 //! (`src/with_libtorch.rs`) only for commands that compute with it.
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
 // Help texts are doc comments, and their `[NAME=]SHAPE[:DTYPE]` is not a link.
 #![allow(rustdoc::broken_intra_doc_links)]
 

@@ -94,6 +94,19 @@ fn what_one_crate_knows_stays_there() {
     }
 }
 
+/// `make lint` looks at tests and programs at once, and tests may be long.
+#[test]
+fn each_crate_limits_its_functions() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crates = members().into_iter().map(|member| root.join(member).join("src/lib.rs"));
+    let own = ["src/lib.rs", "src/bin/model-analyze-torch/main.rs"].map(|file| root.join(file));
+    for file in crates.chain(own) {
+        let text = std::fs::read_to_string(&file).expect("source is text");
+        let limits = "cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))";
+        assert!(text.contains(limits), "{} has no `#![{limits}]`", file.display());
+    }
+}
+
 #[test]
 fn only_schema_is_serialisable() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -18,6 +18,7 @@
 //! # Ok::<(), tracer::ir::IrError>(())
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod alias;

@@ -1,4 +1,6 @@
 //! How long will a block take on a device?
+
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod batch_dependence;

@@ -14,6 +14,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
+
 mod arguments;
 mod attention_caches;
 mod block;

@@ -13,6 +13,7 @@
 //! # Ok::<(), libtorch::TorchError>(())
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
 #![cfg(feature = "torch")]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

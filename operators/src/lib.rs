@@ -14,6 +14,8 @@
 //!
 //! There are two further lists, printed by torch itself: its signatures, and the names that stages may call.
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
+
 mod arithmetic;
 mod counts;
 mod dialect;

@@ -31,6 +31,7 @@
 //! # Ok::<(), partitioner::PlanError>(())
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod limits;

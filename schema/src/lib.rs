@@ -10,6 +10,7 @@
 //!
 //! Only this crate derives `Serialize`. Every file kind has a version and a JSON Schema.
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod answers;

@@ -14,6 +14,8 @@
 //! assert_eq!(timeline.step, (8 + 4 - 1) * 30 + 2 * (8 + 4 - 2 - 2));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod collective;

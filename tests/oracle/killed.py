@@ -79,5 +79,5 @@ def killed(cases, count):
 
 
 if __name__ == "__main__":
-    count = 20 if "--all" in sys.argv else 2
+    count = 20 if "--all" in sys.argv else 1
     processes.main({"killed at random moments": lambda c: killed(c, count)})

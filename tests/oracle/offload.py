@@ -425,4 +425,4 @@ def trainer_finds(cases, planted):
 
 
 if __name__ == "__main__":
-    processes.main(cases())
+    processes.main(cases(), ("archives, non-blocking", "unequal replicas, both", "replicas, zero1, both"))

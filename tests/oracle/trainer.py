@@ -695,6 +695,7 @@ SELDOM = (
     "zero2 alone",
     "zero2 tied 2x2",
     "zero2 tied 1-2",
+    "zero3 alone",
 )
 
 if __name__ == "__main__":

@@ -487,7 +487,6 @@ def cases():
         "resume": resumed,
         "loader": loaded,
         "a plan's": planned,
-        "recompute and offload": recomputed,
         "refused": refused,
         "found: passes on their way are forgotten": lambda c: finds(
             c, "found = {version for version, _ in self.on_their_way.values()}", "found = set()", "versions of the weights are in memory"
@@ -502,6 +501,7 @@ def cases():
         "found: one stream for both ways": lambda c: one_stream(c, "(self.group_of(ranks), self.group_of(ranks))", "(self.group_of(ranks),) * 2"),
     }
     every = {
+        "recompute and offload": recomputed,
         "text 4, stashing": lambda c: trains(c, "text", "stashing", 4),
         "resnet 2, vertical sync": lambda c: trains(c, "resnet", "vertical", 2, optimizer="adamw"),
         "resnet 2, stashing": lambda c: trains(c, "resnet", "stashing", 2),

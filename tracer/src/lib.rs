@@ -10,6 +10,8 @@
 //! # Ok::<(), tracer::ir::IrError>(())
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
+
 mod archive;
 mod bytes;
 mod code;

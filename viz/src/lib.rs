@@ -8,6 +8,8 @@
 //! diagram.add(BoxId::ROOT, named("conv1"));
 //! assert!(viz::dot(&diagram, Direction::TopToBottom).contains("conv1"));
 //! ```
+
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cards;

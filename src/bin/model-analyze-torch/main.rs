@@ -1,5 +1,7 @@
 //! The command, linked to libtorch: `model-analyze` becomes this program for commands that compute with it.
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines, clippy::excessive_nesting))]
+
 mod blocks;
 mod header;
 mod in_torch;
