@@ -2,11 +2,26 @@
 
 use std::path::PathBuf;
 
-use cost_model::CostModel;
+use cost_model::{CostModel, PredictOptions, Rounding};
 use indexmap::IndexMap;
-use schema::{Cluster, CostModelFile, CostModelFileError, DeviceType, UnknownDevice, find_device};
+use schema::{Cluster, CostModelFile, CostModelFileError, DeviceType, TimesFrom, UnknownDevice, find_device};
 
 use crate::{failure::Failure, files};
+
+/// How an answer words the rounding of products.
+pub const ROUNDED: [(Rounding, &str); 3] = [
+    (Rounding::Own, ""),
+    (Rounding::Tf32, ", products in TF32"),
+    (Rounding::Float8, ", linear layers in float8"),
+];
+
+/// Returns the rounding of products that a plan's times were made with.
+pub fn rounding_of(times: &TimesFrom) -> Rounding {
+    let is_said = |(rounding, words): &&(Rounding, &str)| {
+        *rounding != Rounding::Own && times.cost_model.ends_with(words)
+    };
+    ROUNDED.iter().find(is_said).map_or(Rounding::Own, |(rounding, _)| *rounding)
+}
 
 /// Cost models given by the user.
 #[derive(Default, Clone, PartialEq)]
@@ -87,6 +102,18 @@ impl CostModels {
             Some(model)
         };
         own.or_else(shipped).unwrap_or_else(|| CostModel::of_data_sheet(name, figures))
+    }
+
+    /// Returns the options of prediction for a rounding of products, where the device supports it; otherwise those of the
+    /// tensors' own type.
+    pub fn options(rounding: Rounding, model: &CostModel) -> PredictOptions {
+        let has = |name: &str| model.figures.peak.contains_key(name);
+        let rounding = match rounding {
+            Rounding::Tf32 if !has("tf32") => Rounding::Own,
+            Rounding::Float8 if !has("float8") => Rounding::Own,
+            rounding => rounding,
+        };
+        PredictOptions { rounding, ..PredictOptions::default() }
     }
 
     /// Returns the model of a device of the catalogue, or the user's only one.

@@ -18,7 +18,7 @@ use tracer::{Archive, ArchiveKind, Program};
 
 use crate::{
     commands::Times,
-    cost_models::CostModels,
+    cost_models::{CostModels, rounding_of},
     failure::Failure,
     files::{self, Opened},
     model,
@@ -242,8 +242,12 @@ impl Workspace {
     }
 
     /// Returns one device's share of a model that devices of a cluster share.
-    pub fn shared(&self, on: (&Cluster, &CostModels), degree: u32, way: Way<'_>) -> Result<Self, Failure> {
-        let (cluster, models) = on;
+    pub fn shared(
+        &self,
+        (cluster, models, rounding): (&Cluster, &CostModels, Rounding),
+        degree: u32,
+        way: Way<'_>,
+    ) -> Result<Self, Failure> {
         let subject = sharing::Subject {
             program: self.program(),
             graph: &self.graph,
@@ -251,6 +255,7 @@ impl Workspace {
             inputs: &self.inputs,
             cluster,
             models,
+            rounding,
             degree,
         };
         let shared = sharing::shared_by(&subject, way)?;
@@ -286,7 +291,8 @@ impl Workspace {
         } else {
             Way::Given(&plan.operators, &plan.cuts)
         };
-        self.shared((&plan.cluster, models), degree, way).map(Some)
+        let rounding = plan.predicted.times.as_ref().map_or(Rounding::Own, rounding_of);
+        self.shared((&plan.cluster, models, rounding), degree, way).map(Some)
     }
 
     /// Returns the program in the trace.

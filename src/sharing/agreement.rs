@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use cost_model::Rounding;
 use graph::{
     BuildOptions, OperatorId,
     layout::{Choice, Context, Layout, Need, Source, Strategy},
@@ -102,6 +103,7 @@ fn no_split_that_can_be_written_is_faster() {
             inputs: &[],
             cluster: &cluster,
             models: &models,
+            rounding: Rounding::Own,
             degree,
         };
         let search = OperatorSearch { name: "optcnn", random: None, optimizer_factor: 2.0, micro_batches: 1 };
@@ -141,4 +143,26 @@ fn no_split_that_can_be_written_is_faster() {
     }
     // Sizes differ enough for the answers to.
     assert!(kinds.len() >= 3, "{kinds:?}");
+}
+
+#[test]
+fn splits_are_chosen_by_times_of_rounded_products() {
+    let text = "graph(%x : Float(4096, 4096, strides=[4096, 1], requires_grad=1, device=cpu),
+      %w : Float(4096, 4096, strides=[4096, 1], requires_grad=1, device=cpu)):
+  %none : NoneType = prim::Constant()
+  %y : Tensor = aten::linear(%x, %w, %none)
+  return (%y)
+";
+    let program = tracer::ir::read_ir(text).expect("it is IR text");
+    let graph = graph::build(&program, &BuildOptions::default()).expect("its sizes are known");
+    let (costs, models) = (graph::costs(&graph), CostModels::default());
+    let seconds = |device: &str, rounding| {
+        let cluster = short_cluster(device, &models.devices()).expect("it is one");
+        let (cluster, program, graph, costs, models) = (&cluster, &program, &graph, &costs, &models);
+        let subject = Subject { program, graph, costs, inputs: &[], cluster, models, rounding, degree: 2 };
+        subject.predicted(graph, costs).expect("it has a time").operator(OperatorId(0)).forward.seconds
+    };
+    assert!(seconds("2xa100", Rounding::Tf32) < 0.5 * seconds("2xa100", Rounding::Own));
+    // Which has no tensor cores for it.
+    assert!((seconds("2xt4", Rounding::Tf32) / seconds("2xt4", Rounding::Own) - 1.0).abs() < 1e-12);
 }

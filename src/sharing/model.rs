@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::{Shards, starred};
-use cost_model::{Costs, PredictOptions, predict};
+use cost_model::{Costs, Rounding, predict};
 use graph::{
     BlockId, DType, InputShape, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
     layout::{Choice, Collective, Context, Exchange, Inside, Layout, Proof, Slice, check, sharded},
@@ -144,8 +144,9 @@ pub struct Subject<'a> {
     pub inputs: &'a [InputShape],
     /// The devices.
     pub cluster: &'a Cluster,
-    /// Their cost models.
+    /// Their cost models, and how products are rounded.
     pub models: &'a CostModels,
+    pub rounding: Rounding,
     /// Number of devices that share each layer.
     pub degree: u32,
 }
@@ -161,7 +162,8 @@ impl<'a> Subject<'a> {
     /// Predicts the operators of a graph on one device.
     pub(super) fn predicted(&self, graph: &ModelGraph, costs: &OperatorCosts) -> Result<Costs, Failure> {
         let (name, figures) = self.figures()?;
-        Ok(predict(graph, costs, &self.models.of(name, figures), &PredictOptions::default()))
+        let model = self.models.of(name, figures);
+        Ok(predict(graph, costs, &model, &CostModels::options(self.rounding, &model)))
     }
 
     /// Seconds of an exchange of a value of the given bytes over all devices.

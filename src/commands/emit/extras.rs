@@ -7,10 +7,7 @@ use cost_model::Rounding;
 use schema::{CollectiveKind, OffloadMode, Plan, Predicted, Seconds, ShardingLevel, SyncOrder};
 use tracer::Program;
 
-use crate::{
-    commands::plan::{CARRIED_OUT_SHARED, costs::rounding_of},
-    kinds,
-};
+use crate::{commands::plan::CARRIED_OUT_SHARED, cost_models::rounding_of, kinds};
 
 /// Returns all files outside `stages/`, and notes about files that could not be written. Launchers start `shards` ranks
 /// per replica of a stage.

@@ -8,14 +8,10 @@ use indexmap::IndexMap;
 use partitioner::{Objective, OperatorSeconds, Problem, check_plan};
 use schema::{Band, Plan, Seconds, TimesFrom};
 
-use crate::failure;
-
-/// How an answer words the rounding of products.
-const ROUNDED: [(Rounding, &str); 3] = [
-    (Rounding::Own, ""),
-    (Rounding::Tf32, ", products in TF32"),
-    (Rounding::Float8, ", linear layers in float8"),
-];
+use crate::{
+    cost_models::{CostModels, ROUNDED, rounding_of},
+    failure,
+};
 
 /// Times per operator.
 #[derive(Clone)]
@@ -33,32 +29,20 @@ pub struct Ends(pub [Problem; 2]);
 
 /// Returns the options of prediction for a rounding, with a note if the device does not support it.
 pub fn options(rounding: Rounding, model: &CostModel) -> PredictOptions {
-    let has = |name: &str| model.figures.peak.contains_key(name);
-    let rounding = match rounding {
-        Rounding::Tf32 if !has("tf32") => {
-            failure::note(format!("{} has no TF32: products stay in float32", model.device));
-            Rounding::Own
-        }
-        Rounding::Float8 if !has("float8") => {
-            failure::note(format!("{} has no float8: linear layers stay in 16 bits", model.device));
-            Rounding::Own
-        }
-        rounding => rounding,
-    };
-    PredictOptions { rounding, ..PredictOptions::default() }
+    let options = CostModels::options(rounding, model);
+    if options.rounding != rounding {
+        let device = &model.device;
+        failure::note(match rounding {
+            Rounding::Float8 => format!("{device} has no float8: linear layers stay in 16 bits"),
+            _ => format!("{device} has no TF32: products stay in float32"),
+        });
+    }
+    options
 }
 
 /// Returns the options of prediction that a plan's times were made with.
 pub fn options_of(times: &TimesFrom) -> PredictOptions {
     PredictOptions { rounding: rounding_of(times), ..PredictOptions::default() }
-}
-
-/// Returns the rounding of products that a plan's times were made with.
-pub fn rounding_of(times: &TimesFrom) -> Rounding {
-    let is_said = |(rounding, words): &&(Rounding, &str)| {
-        *rounding != Rounding::Own && times.cost_model.ends_with(words)
-    };
-    ROUNDED.iter().find(is_said).map_or(Rounding::Own, |(rounding, _)| *rounding)
 }
 
 /// Predicts seconds per operator.
