@@ -5,10 +5,14 @@
 Prints a line for each case and exits 1 when one fails; with `--all` longer ones run, too.
 """
 
+import contextlib
+import copy
 import json
 import re
 import statistics
 import sys
+import threading
+import types
 import warnings
 from pathlib import Path
 
@@ -154,6 +158,138 @@ def timed(cases):
     return "; ".join(said)
 
 
+# -- a GPU of pretence -------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """What is known to have happened before what this stream computes next."""
+
+    def __init__(self):
+        self.past = set()
+
+    def wait_stream(self, other):
+        self.past |= other.past
+
+    def wait_event(self, event):
+        self.past |= event.past
+
+
+class Event:
+    def record(self, stream):
+        self.past = set(stream.past)
+
+
+class Pretence:
+    """Stands for torch in the part: two threads, each with a present stream."""
+
+    def __init__(self):
+        self.computing, self.present = Stream(), threading.local()
+        self.cuda = types.SimpleNamespace(
+            Stream=lambda device: Stream(), Event=Event, stream=self.within, current_stream=lambda: getattr(self.present, "stream", self.computing)
+        )
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    @contextlib.contextmanager
+    def within(self, stream):
+        before, self.present.stream = self.cuda.current_stream(), stream
+        try:
+            yield
+        finally:
+            self.present.stream = before
+
+
+def on_streams(place, *planted):
+    """Trains on a GPU of pretence; returns what was computed too early, and how far parameters are from those of a plain loop."""
+    text = (processes.ROOT / "codegen/src/train/parts/priority.py").read_text()
+    for old, new in planted:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (place / "priority_part.py").write_text(text)
+
+    def run():
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        sys.modules |= {"train_parts": types.ModuleType("train_parts")}
+        sys.modules["train_parts"].__path__ = [str(processes.ROOT / "codegen/src/train/parts")]
+        part = processes.module_of(place / "priority_part.py", "priority_part")
+        gpu = part.torch = Pretence()
+        early, counts = [], {}
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 9), torch.nn.Tanh(), torch.nn.Linear(9, 2))
+        other = copy.deepcopy(model)
+        part.Beside.__init__ = lambda own, device: setattr(own, "stream", Stream())
+        named, groups = [(0, name, p) for name, p in model.named_parameters()], (dist.new_group([0]), dist.new_group([0]))
+        sync = part.Sliced([model], named, groups, 1, 64, False, 30, ValueError)
+        optimizer, beside = (torch.optim.Adam(m.parameters(), lr=0.05) for m in (model, other))
+        put, ask = sync.put, sync.asked
+
+        def noted_put(parameter):
+            gpu.cuda.current_stream().past.add(("gradient", id(parameter), sync.step))
+            put(parameter)
+
+        def noted_ask(parameter):
+            ask(parameter)
+            if threading.current_thread() is not sync.thread and counts.get(id(parameter), 0):
+                if ("step", id(parameter), counts[id(parameter)]) not in gpu.cuda.current_stream().past:
+                    early.append("a pass reads a parameter before its update")
+
+        def noted_step():
+            stream, (piece,) = gpu.cuda.current_stream(), sync.stepper.param_groups[0]["params"]
+            [parameter] = [own[0] for own in sync.slices if own[2] is piece]
+            if stream is gpu.computing:
+                early.append("slices are stepped on the stream of the passes")
+            if ("gradient", id(parameter), sync.step) not in stream.past:
+                early.append("a slice is summed before its gradient")
+            type(sync.stepper).step(sync.stepper)
+            counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+            stream.past.add(("step", id(parameter), counts[id(parameter)]))
+
+        sync.put, sync.asked = noted_put, noted_ask
+        sync.take(optimizer)
+        sync.stepper.step = noted_step
+        for step in range(6):
+            sync.begin(step)
+            for own, stepper in ((model, None), (other, beside)):
+                loss = own(torch.arange(24.0).view(4, 6) / 24).square().mean()
+                own.zero_grad() if stepper else None
+                loss.backward()
+                stepper.step() if stepper else sync.finish()
+            sync.wait(lambda: not any(sync.left.values()))
+            if step == 3:
+                sync.drain()
+                if not {("step", id(p), counts[id(p)]) for p in model.parameters()} <= gpu.computing.past:
+                    early.append("a checkpoint is copied before updates")
+        sync.close()
+        off = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), other.parameters()))
+        print(json.dumps([sorted(set(early)), off]))
+
+    (code,), (text,) = processes.ended([processes.forked(run)])
+    if code:
+        raise Failed(text)
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def streams(cases):
+    """On a GPU slices are summed and stepped beside the passes, each after what it needs; what is planted is found."""
+    early, off = on_streams(cases.place)
+    if early or off > 1e-6:
+        raise Failed(f"{early}, parameters differ by {off:.1e}")
+    faults = {
+        "a slice is summed before its gradient": ("        self.beside.follow(here)\n", ""),
+        "a pass reads a parameter before its update": ("        self.beside.follow(self.stepped.get(parameter))\n", ""),
+        "a checkpoint is copied before updates": ("        self.beside.join()\n", ""),
+        "slices are stepped on the stream of the passes": ("return torch.cuda.stream(self.stream) if self.stream else", "return"),
+    }
+    for message, planted in faults.items():
+        early, _ = on_streams(cases.place, planted)
+        if message not in early:
+            raise Failed(f"nobody saw it: {message}, but {early}")
+    return f"each after what it needs; {len(faults)} faults are found"
+
+
 def finds(cases, old, new, message, file="train_parts/priority.py"):
     run = folder(cases, "resnet_plain", 1)
     case = lambda: trains(cases, "resnet_plain", 1, 2, 2, "--allow-changes", run=run, steps=6)
@@ -163,6 +299,7 @@ def finds(cases, old, new, message, file="train_parts/priority.py"):
 def cases():
     made = {
         "gpt2 alone": lambda c: trains(c, "gpt2_tiny", 1, 2, 2, steps=6),
+        "streams": streams,
     }
     every = {
         "refused": refused,

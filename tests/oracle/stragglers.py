@@ -95,7 +95,7 @@ def cases():
     every = {
         "a replica that hangs": lambda c: hangs(
             c, 2, "--replicas", "2", **stuck(1, 7),
-            says=r"rank 0: waited 4 s for another rank in gloo:all_reduce of \d+ numbers.* after .*, no answer from rank 1, which is at the loss after the forward pass of micro-batch 0 in stage 0; go on",
+            says=r"rank 0: waited 4 s for another rank in gloo:all_reduce of \d+ numbers.* after .*, no answer from rank 1, which is at the loss after the forward pass of micro-batch 0 in stage 0; resume from the last checkpoint",
         ),
         "a rank alone": alone,
         "nobody": none,
@@ -106,11 +106,11 @@ def cases():
         ),
         "a stage that hangs": lambda c: hangs(
             c, 2, stages=2, **stuck(1, 7),
-            says=r"rank 0: waited 4 s for another rank after .*, no answer from rank 1, which is at the loss after the forward pass of micro-batch 0 in stage 1; go on",
+            says=r"rank 0: waited 4 s for another rank after .*, no answer from rank 1, which is at the loss after the forward pass of micro-batch 0 in stage 1; resume from the last checkpoint",
         ),
         "data that hang": lambda c: hangs(
             c, 2, "--replicas", "2", old="def inputs(step, samples):\n    return", new="def inputs(step, samples):\n    import time, torch.distributed as d; time.sleep(9 * (d.get_rank() == 1 and step == 3))\n    return",
-            says=r"no answer from rank 1, which is at the data of step 4; go on",
+            says=r"no answer from rank 1, which is at the data of step 4; resume from the last checkpoint",
         ),
     }
     if "--all" in sys.argv:

@@ -34,13 +34,6 @@ class Cuts:
         shard, dim, blocks = self.how[tensor]
         return shard.joined(value.detach(), dim, blocks)
 
-    def part(self, tensor, value):
-        """Returns this rank's part of a whole value, like `tensor`."""
-        if tensor not in self.how:
-            return value
-        shard, dim, blocks = self.how[tensor]
-        return shard.own(value, dim, blocks)
-
     def held(self, tensor, value):
         """Returns this rank's part of a value like `tensor`, to be saved or filled: all of it, a part, or nothing."""
         if tensor not in self.how:

@@ -1,6 +1,7 @@
 """Gradients in slices, summed and updated in a separate thread while passes continue: P3, or first come, first
 served."""
 
+import contextlib
 import copy
 import heapq
 import math
@@ -58,6 +59,8 @@ class Sliced:
         self.ready, self.heap, self.came = {}, [], 0
         self.seen, self.settings, self.step = dict.fromkeys(self.numbers, 0), [], 0
         self.optimizer, self.thread, self.history = None, None, []
+        self.beside = Beside(self.slices[0][2].device if self.slices else torch.device("cpu"))
+        self.stepped = {}  # by parameter: the moment of its last update
 
     def take(self, optimizer):
         """Takes the optimizer, and starts to send."""
@@ -75,7 +78,9 @@ class Sliced:
             if self.optimizer is None:  # nothing is trained here
                 return
             self.settings = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
-            self.stepper.state = self.optimizer.state  # another one after a checkpoint was loaded
+            if self.stepper.state is not self.optimizer.state:  # a checkpoint was loaded
+                self.stepper.state = self.optimizer.state
+                self.beside.catch_up()
             self.optimizer._opt_called = True  # schedulers check it
 
     def asked(self, parameter):
@@ -87,6 +92,7 @@ class Sliced:
         if self.left[parameter] or self.error:
             with BUSY.waiting():
                 self.wait(lambda: not self.left[parameter])
+        self.beside.follow(self.stepped.get(parameter))
         if self.history:
             self.history[-1].ask(parameter, begun, time.perf_counter() - begun)
 
@@ -107,16 +113,18 @@ class Sliced:
     def put(self, parameter):
         gradient, parameter.grad = parameter.grad, None
         flat = (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
+        self.beside.keep(flat)
+        here = self.beside.mark()
         with self.changed:
-            about = (self.step, self.settings[self.group_of[parameter]], self.history[-1])
+            about = (here, self.step, self.settings[self.group_of[parameter]], self.history[-1])
             self.left[parameter] = len(self.numbers[parameter])
             for number in self.numbers[parameter]:
                 _, _, _, begin, end = self.slices[number]
-                self.ready[number] = (flat[begin:end].contiguous(), *about)
+                self.ready[number] = (flat[begin:end], *about)
                 urgency = self.came if self.is_first_come else self.asked_at.get(parameter, len(self.asked_at))
                 heapq.heappush(self.heap, (urgency, number))
                 self.came += 1
-                about[2].came.append((time.perf_counter(), number))
+                self.history[-1].came.append((time.perf_counter(), number))
             self.changed.notify_all()
 
     def finish(self):
@@ -131,6 +139,7 @@ class Sliced:
     def drain(self):
         """Waits until all slices have been updated, and joins the optimizer's state of whole parameters."""
         self.wait(lambda: not any(self.left.values()))
+        self.beside.join()
         state = self.optimizer.state if self.optimizer else {}
         for parameter, numbers in self.numbers.items():
             of = [self.slices[number][2] for number in numbers]
@@ -139,6 +148,7 @@ class Sliced:
             parts = [state.pop(piece) for piece in of]
             whole = lambda key: torch.cat([part[key].reshape(-1) for part in parts]).view_as(parameter)  # noqa: B023, E731
             state[parameter] = {key: whole(key) if is_by_element(key, value, of[0]) else value for key, value in parts[0].items()}
+        self.beside.catch_up()
 
     def close(self):
         self.drain()
@@ -155,8 +165,9 @@ class Sliced:
             device = self.slices[0][2].device if self.slices else torch.device("cpu")
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            while (number := self.chosen(device)) != STOP:
-                self.send(number)
+            with self.beside.within():
+                while (number := self.chosen(device)) != STOP:
+                    self.send(number)
         except BaseException as error:
             with self.changed:
                 self.error = error
@@ -181,7 +192,8 @@ class Sliced:
     def send(self, number):
         parameter, name, piece, begin, end = self.slices[number]
         begun = time.perf_counter()
-        gradient, step, settings, history = self.ready.pop(number)
+        gradient, here, step, settings, history = self.ready.pop(number)
+        self.beside.follow(here)
         if gradient.numel():
             dist.all_reduce(gradient, group=self.data)
         if not bool(gradient.isfinite().all()):
@@ -192,6 +204,7 @@ class Sliced:
         self.stepper.param_groups = [settings | {"params": [piece]}]
         self.stepper.step()
         piece.grad = None
+        self.stepped[parameter] = self.beside.mark()
         history.sent.append((number, parameter, time.perf_counter() - begun, self.telling))
         with self.changed:
             self.left[parameter] -= 1
@@ -200,6 +213,7 @@ class Sliced:
     def part(self, parameter):
         """Splits the state of whole parameters, as in a checkpoint, into that of slices."""
         whole = self.optimizer.state.pop(parameter)
+        self.beside.keep(*whole.values())
         for _, _, piece, begin, end in (self.slices[number] for number in self.numbers[parameter]):
             self.optimizer.state[piece] = {
                 key: value.reshape(-1)[begin:end].reshape(piece.shape).clone() if is_by_element(key, value, parameter)
@@ -213,6 +227,48 @@ class Sliced:
         the last."""
         found = [now.figures(after) for now, after in zip(self.history, self.history[1:]) if now.step > 1]
         return [statistics.median(each) for each in zip(*found)] if found else None
+
+
+class Beside:
+    """The stream on which a GPU does what the thread asks for; without a GPU nothing.
+
+    On the stream of the passes, sums would wait for all passes that were asked for before them, and passes for what the
+    first replica chooses.
+    """
+
+    def __init__(self, device):
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def within(self):
+        return torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
+
+    def mark(self):
+        """Returns the present moment of the stream that is used here."""
+        if self.stream:
+            moment = torch.cuda.Event()
+            moment.record(torch.cuda.current_stream())
+            return moment
+
+    def follow(self, moment):
+        """What is computed here from now on comes after a moment of the other stream."""
+        if moment is not None:
+            torch.cuda.current_stream().wait_event(moment)
+
+    def keep(self, *values):
+        """The thread reads tensors of the passes: their memory is not used again before it has."""
+        for value in values:
+            if self.stream and isinstance(value, torch.Tensor) and value.is_cuda:
+                value.record_stream(self.stream)
+
+    def join(self):
+        """What passes compute from now on comes after all that the thread has asked for."""
+        if self.stream:
+            torch.cuda.current_stream().wait_stream(self.stream)
+
+    def catch_up(self):
+        """What the thread asks for from now on comes after all that passes have."""
+        if self.stream:
+            self.stream.wait_stream(torch.cuda.current_stream())
 
 
 class Waiting(dict):
