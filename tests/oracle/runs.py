@@ -431,6 +431,32 @@ def chosen_sharding(cases):
     return f"elements of the replicas: {held}"
 
 
+class Picks(torch.nn.Module):
+    """Rows that a threshold picks: between the stages their number depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.middle, self.last = torch.nn.Linear(6, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        x = self.middle(x.index_select(0, torch.nonzero(x.sum(1) > 0.6).flatten()))
+        return self.last(x).mean(0, keepdim=True)
+
+
+def sized_by_data(cases):
+    """Torch's pipelines send tensors of fixed sizes: where sizes depend on the data, a run ends with a line that says what to do."""
+    script = processes.module_of(processes.ROOT / "src/trace.py", "trace_script")
+    traced, outputs = script.trace(Picks().train(), [(None, torch.randn(16, 6))])
+    cases.models["picks"] = cases.place / "picks.pt"
+    script.save(traced, str(cases.models["picks"]), script.record(traced, about={"target": "picks"}, training=True, outputs=outputs))
+    _, text = Trained(cases, "picks").run(2, *two(4), fails=True)
+    if "cut the model elsewhere (--cut-at, --keep-together)" not in text or "Traceback" in text:
+        raise Failed(text)
+    return "told"
+
+
 def cases():
     made = {
         "resume, scheduler": lambda c: resumed(c, task(c.place, "picture", **SCHEDULED), "resnet_plain", two(4), two(4)),
@@ -454,6 +480,7 @@ def cases():
         "resume, killed between two names": killed_between,
         "a task's faults": refused,
         "not finite": not_finite,
+        "sizes that depend on the data": sized_by_data,
         "validation, batch norm": lambda c: validated(c, "resnet", 2, 1),
         "validation, replicas": lambda c: validated(c, "resnet_plain", 4, 2, "--sharding", "zero3"),
         "validation, unequal": lambda c: validated(c, "resnet_plain", 3, "2,1"),

@@ -32,6 +32,9 @@ def failed(error, rank, arguments, is_launched, watch):
         silent = watch.silent() if watch else {}
     elif re.search(r"[Cc]onnection (closed|reset|refused)|peer|NCCL|Broken pipe", str(error)):
         kind, text = "lost", f"lost a peer ({text[:200]})"
+    elif type(error).__name__ == "PipeliningShapeError":
+        text = f"between stages a value has other sizes than in the first micro-batch ({text}{place}); torch's pipelines send"
+        text += " tensors of fixed sizes: where these depend on the data, cut the model elsewhere (--cut-at, --keep-together)"
     else:
         text, details = f"{type(error).__name__}: {text}{place}", error
     if not report(rank, kind, text, details, silent):
