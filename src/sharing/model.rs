@@ -144,8 +144,9 @@ pub struct Subject<'a> {
     pub inputs: &'a [InputShape],
     /// The devices.
     pub cluster: &'a Cluster,
-    /// Their cost models, and how products are rounded.
+    /// Their cost models.
     pub models: &'a CostModels,
+    /// How products are rounded.
     pub rounding: Rounding,
     /// Number of devices that share each layer.
     pub degree: u32,

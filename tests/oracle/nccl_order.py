@@ -9,7 +9,8 @@ collective ops", says torch).
 
 `Calls` notes a rank's calls as they are made; `problem` puts those of all ranks together and follows who waits for whom: where
 that has a circle, NCCL hangs, on any machine, whatever the sizes. Reading a number from a tensor counts as waiting for the
-device, also for tensors that would be on the host: rather one alarm too many.
+device, also for tensors that would be on the host, and all threads of a rank count as one stream of computation: rather one
+alarm too many.
 """
 
 import collections
@@ -75,10 +76,9 @@ class Calls:
         return self.note("host" if group.group_name in self.on_host else "call", group.group_name, ranks, kind, parts, at)
 
     def of(self, tensor):
+        """Elements, type, and whether no memory lies between the elements."""
         import torch
 
-        if not isinstance(tensor, torch.Tensor):
-            return [0, "", True]
         dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
         return [tensor.numel(), str(tensor.dtype).removeprefix("torch."), dense]
 
@@ -94,15 +94,17 @@ class Calls:
         return getattr(self.inside, "depth", 0)
 
     def collective(self, name, function):
+        signature = inspect.signature(function)
+
         @functools.wraps(function)
         def noted(*given, **named):
             if self.depth():
                 return function(*given, **named)
-            about = inspect.signature(function).bind(*given, **named).arguments
+            about = signature.bind(*given, **named).arguments
             group = about.get("group")
             if group is self.c10d.GroupMember.NON_GROUP_MEMBER:
                 return function(*given, **named)
-            tensors = [value for key, value in about.items() if hasattr(value, "numel")]
+            tensors = [value for value in about.values() if hasattr(value, "numel")]
             number = self.call(group, name, [self.of(tensor) for tensor in tensors])
             work = self.within(function, *given, **named)
             if work is None:
@@ -114,11 +116,13 @@ class Calls:
         return noted
 
     def message(self, name, function):
+        signature = inspect.signature(function)
+
         @functools.wraps(function)
         def noted(tensor, *given, **named):
             if self.depth():
                 return function(tensor, *given, **named)
-            about = inspect.signature(function).bind(tensor, *given, **named).arguments
+            about = signature.bind(tensor, *given, **named).arguments
             group = about.get("group")
             peer = self.peer(group, about.get("dst", about.get("src")), about.get("group_dst", about.get("group_src")))
             number = self.call(group, "messages", [["send" if "send" in name else "recv", peer, *self.of(tensor)]])
@@ -130,8 +134,11 @@ class Calls:
 
         return noted
 
-    def peer(self, group, whole, within):
-        return whole if whole is not None else self.c10d.get_process_group_ranks(group if group is not None else self.c10d._get_default_group())[within]
+    def peer(self, group, rank, in_group):
+        """Returns the rank that a message goes to or comes from; torch's functions take it, or its number in the group."""
+        if rank is not None:
+            return rank
+        return self.c10d.get_process_group_ranks(group if group is not None else self.c10d._get_default_group())[in_group]
 
     def batch(self, function):
         @functools.wraps(function)
@@ -150,7 +157,7 @@ class Calls:
     def read(self, function):
         @functools.wraps(function)
         def noted(tensor, *given, **named):
-            if not self.depth() and (not self.events or self.events[-1][0] != "read"):
+            if not self.depth() and (not self.events or self.events[-1][:2] != ("read", threading.get_ident())):
                 self.note("read")
             return function(tensor, *given, **named)
 

@@ -243,11 +243,12 @@ class Beside:
         return torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
 
     def mark(self):
-        """Returns the present moment of the stream that is used here."""
-        if self.stream:
-            moment = torch.cuda.Event()
-            moment.record(torch.cuda.current_stream())
-            return moment
+        """Returns the present moment of the stream that is used here; nothing without a GPU."""
+        if self.stream is None:
+            return None
+        moment = torch.cuda.Event()
+        moment.record(torch.cuda.current_stream())
+        return moment
 
     def follow(self, moment):
         """What is computed here from now on comes after a moment of the other stream."""
