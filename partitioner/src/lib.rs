@@ -81,7 +81,7 @@ pub use planner::{
     fits,
     micro_batches::ENOUGH,
     plan_auto,
-    plan_model::plan_model,
+    plan_model::{plan_model, plan_model_below},
     plan_near, plan_with,
     planned::Planned,
     shortage,

@@ -281,7 +281,7 @@ pub(crate) fn fastest_within(
 }
 
 /// Returns the most telling of the reasons why strategies have no plan.
-fn nearest_reason(errors: impl Iterator<Item = PlanError>) -> PlanError {
+pub(crate) fn nearest_reason(errors: impl Iterator<Item = PlanError>) -> PlanError {
     errors.reduce(PlanError::or_nearer).unwrap_or(PlanError::NothingFits)
 }
 

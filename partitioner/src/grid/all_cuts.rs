@@ -70,6 +70,16 @@ struct Beginning {
     head: f64,
 }
 
+/// The next stage, and what else runs on its rank, if that has several chunks.
+#[derive(Clone, Copy, Debug)]
+struct OnRank {
+    index: usize,
+    /// Seconds before its first pass.
+    head: f64,
+    /// Seconds of its earlier chunks in a step.
+    earlier: f64,
+}
+
 /// Seconds of a stage for each micro-batch; a lower bound if it is not scored yet.
 #[derive(Clone, Copy, Debug)]
 struct Own {
@@ -149,7 +159,8 @@ impl<'a> AllCuts<'a> {
             }
             return true;
         }
-        for (least_step, end) in self.ends(stages, start, before) {
+        let on_rank = self.on_rank(stages);
+        for (least_step, end) in self.ends(on_rank, start, before) {
             if least_step >= self.limit() {
                 break;
             }
@@ -163,7 +174,7 @@ impl<'a> AllCuts<'a> {
             };
             let Some(times) = self.known.get((index, start, end), find) else { continue };
             let own = Own { forward: times.there(), compute: times.both(), accumulation: times.accumulation };
-            let next = self.beginning(stages, before, start, end, own);
+            let next = self.beginning(on_rank, before, (start, end), own);
             if next.least_step >= self.limit() {
                 continue;
             }
@@ -194,10 +205,10 @@ impl<'a> AllCuts<'a> {
     }
 
     /// Returns ends of the next stage that may lead to a better plan, with the lower bound of each, the least first.
-    fn ends(&self, stages: &[Timed], start: usize, before: Beginning) -> Vec<(f64, usize)> {
+    fn ends(&self, on_rank: OnRank, start: usize, before: Beginning) -> Vec<(f64, usize)> {
         let states = self.scorer.states;
         let last = states.len() - 1;
-        let index = stages.len();
+        let index = on_rank.index;
         let speed = self.costs[index].place.speed;
         let limit = self.limit();
         let mut ends = Vec::new();
@@ -212,7 +223,7 @@ impl<'a> AllCuts<'a> {
                 continue;
             }
             let own = Own { forward: 0.0, compute, accumulation: 0.0 };
-            let least_step = self.beginning(stages, before, start, end, own).least_step;
+            let least_step = self.beginning(on_rank, before, (start, end), own).least_step;
             if least_step < limit {
                 ends.push((least_step, end));
             }
@@ -221,26 +232,33 @@ impl<'a> AllCuts<'a> {
         ends
     }
 
+    /// Returns what the rank of the next stage does besides.
+    fn on_rank(&self, stages: &[Timed]) -> OnRank {
+        let index = stages.len();
+        if self.grid.chunks == 1 || index == self.costs.len() {
+            return OnRank { index, head: 0.0, earlier: 0.0 };
+        }
+        let rank = self.grid.rank_of(index);
+        // A rank computes all of its chunks.
+        let earlier = of_rank(stages, self.grid.schedule, self.grid.ranks, rank);
+        let earlier = earlier.map(|(_, times)| times.passes(self.each as f64)).sum();
+        // Its first pass runs behind the forward passes of the ranks before.
+        let head = stages.iter().take(rank).map(|(_, times)| times.there()).sum();
+        OnRank { index, head, earlier }
+    }
+
     /// Returns the bounds of a prefix with one more stage.
     fn beginning(
         &self,
-        stages: &[Timed],
+        OnRank { index, head: ahead, earlier }: OnRank,
         before: Beginning,
-        start: usize,
-        end: usize,
+        (start, end): (usize, usize),
         own: Own,
     ) -> Beginning {
-        let index = stages.len();
         let each = self.each as f64;
         let Beginning { least_step, head } = before;
         if self.grid.chunks > 1 {
-            // A rank computes all of its chunks.
-            let rank = self.grid.rank_of(index);
-            let earlier = of_rank(stages, self.grid.schedule, self.grid.ranks, rank);
-            let earlier = earlier.map(|(_, times)| times.passes(each));
-            // Its first pass runs behind the forward passes of the ranks before.
-            let head: f64 = stages.iter().take(rank).map(|(_, times)| times.there()).sum();
-            let least = head + own.passes(each) + earlier.sum::<f64>();
+            let least = ahead + own.passes(each) + earlier;
             return Beginning { least_step: least_step.max(least), head: 0.0 };
         }
         let rest = self.rest[index + 1][end];

@@ -1,7 +1,8 @@
 //! One attempt at a grid: each chunk may take a given share of its device's memory.
 //!
 //! 1. Lower bounds: `bound::grid`, and the slowest stage on an idealized machine; prunes a grid that cannot win.
-//! 2. The cut whose slowest stage is fastest, exact over the states (`pipeline::best`); further cuts as seeds.
+//! 2. The cut whose slowest stage is fastest, exact over the states (`pipeline::best`) but for chunks, which may recompute a fraction
+//!    of a block as long as they fit; further cuts as seeds.
 //! 3. Hill climbing by the timed order of operations (`hill_climb`), memory of chunks shared out (`chunk_memory`).
 //! 4. The simulator's time and memory; with less memory again if it finds too much.
 //! 5. All cuts, if there are few (`all_cuts`).
@@ -71,8 +72,18 @@ pub(crate) struct Attempt<'a> {
     memory: Vec<f64>,
     /// Whether stages were given less memory than they have: their recomputation and offload may then not be optimal.
     has_less: Cell<bool>,
+    /// Whether no cuts at all fit by formula.
+    is_hopeless: Cell<bool>,
+    known: &'a Known,
+}
+
+/// What attempts with other shares of the memory know of each other.
+#[derive(Default)]
+pub(crate) struct Known {
     /// The lower bound of the slowest stage, once one attempt has found it: it holds for every division of the memory.
-    bottleneck: &'a Cell<Option<f64>>,
+    bottleneck: Cell<Option<f64>>,
+    /// Whether the cuts of the last attempt save nothing, and so need no larger share.
+    pub(crate) has_room: Cell<bool>,
 }
 
 impl<'a> Attempt<'a> {
@@ -85,7 +96,7 @@ impl<'a> Attempt<'a> {
         grid: Grid,
         each: usize,
         below: f64,
-        (share, bottleneck): (f64, &'a Cell<Option<f64>>),
+        (share, known): (f64, &'a Known),
     ) -> Result<Self, NoGrid> {
         let whole = solver.problem;
         grid.schedule.check(grid.shape(each)).map_err(|error| NoGrid {
@@ -102,8 +113,21 @@ impl<'a> Attempt<'a> {
             devices.min().unwrap_or(0) as f64
         };
         let memory = (0..grid.ranks).map(memory).collect();
-        let (order, has_less) = (OnceCell::new(), Cell::new(false));
-        Ok(Self { solver, problem, grid, each, below, order, rules, places, memory, has_less, bottleneck })
+        let (order, has_less, is_hopeless) = (OnceCell::new(), Cell::new(false), Cell::new(false));
+        Ok(Self {
+            solver,
+            problem,
+            grid,
+            each,
+            below,
+            order,
+            rules,
+            places,
+            memory,
+            has_less,
+            is_hopeless,
+            known,
+        })
     }
 
     fn order(&self) -> &Order {
@@ -132,6 +156,8 @@ impl<'a> Attempt<'a> {
             }
             None => self.climbed(&scorer, &mut lower_bound)?,
         };
+        let saves_nothing = |found: &Climbed| found.stages.iter().all(|stage| stage.score.overhead == 0.0);
+        self.known.has_room.set(climbed.as_ref().is_some_and(saves_nothing));
         let found = climbed.and_then(|Climbed { stages, time }| self.finish(stages, time, lower_bound));
         // A plan that runs out of memory in the simulation is kept only if no other fits: the caller plans again with less.
         let (mut best, excessive) = match found {
@@ -139,7 +165,8 @@ impl<'a> Attempt<'a> {
             found => (found.map(|found| found.0), None),
         };
         let mut is_exact = false;
-        if is_open && !is_given && self.is_complete() && tries_all_orders(whole) {
+        let is_tried = self.is_complete() && tries_all_orders(whole) && !self.is_hopeless.get();
+        if is_open && !is_given && is_tried {
             (best, is_exact) = self.all_cuts(&scorer, best, lower_bound);
         }
         let proven = |most: f64| {
@@ -217,9 +244,15 @@ impl<'a> Attempt<'a> {
         match self.grid.chunks {
             1 => self.solver.pipelines.best_pipeline(scorer, sharing, least, below),
             // Each chunked grid is a machine of its own and is asked for once: nothing to cache. The slowest of several chunks on a
-            // device bounds little, so its bound is not worth knapsacks.
-            _ if scorer.is_bound => relaxed_pipeline(scorer, sharing, below),
-            _ => best_pipeline(scorer, sharing, below),
+            // device bounds little and only begins a climb: it is not worth knapsacks while stages fit without.
+            _ => {
+                let relaxed = relaxed_pipeline(scorer, sharing, below)?;
+                let fits = |cut: &Cut| scorer.on(cut.run, cut.behind).score(cut.start, cut.end).is_some();
+                if scorer.is_bound || relaxed.1.iter().all(fits) {
+                    return Some(relaxed);
+                }
+                best_pipeline(scorer, sharing, below)
+            }
         }
     }
 
@@ -250,13 +283,17 @@ impl<'a> Attempt<'a> {
         };
         let mut least = 0.0;
         if is_asked && !is_plain {
-            least = self.bottleneck.get().unwrap_or_else(|| self.least_bottleneck(scorer));
-            self.bottleneck.set(Some(least));
+            least = self.known.bottleneck.get().unwrap_or_else(|| self.least_bottleneck(scorer));
+            self.known.bottleneck.set(Some(least));
             raise(lower_bound, least)?;
         }
         // With offload, copies overlap compute and the formula overestimates: do not prune by it.
         let own = if whole.training.offload { f64::INFINITY } else { *below };
         let found = self.best_pipeline(scorer, self.sharing(), least, own);
+        if grid.chunks > 1 && found.is_none() && !whole.training.offload && !scorer.is_roomy() {
+            let any = relaxed_pipeline(scorer, self.sharing(), f64::INFINITY);
+            self.is_hopeless.set(any.is_none());
+        }
         if is_asked && is_plain {
             raise(lower_bound, found.as_ref().map_or(*below, |best| best.0))?;
         }
@@ -358,8 +395,9 @@ impl<'a> Attempt<'a> {
         lower_bound: f64,
     ) -> Option<(Solution, bool)> {
         let Self { solver: GridSolver { problem: whole, strategy, .. }, grid, .. } = self;
-        // The search compares numbers of chunks by their times, also above the limit.
-        let most = if grid.chunks == 1 { self.limit() } else { f64::INFINITY };
+        // The search compares numbers of chunks by their times, also above the limit; a V has two.
+        let is_compared = grid.chunks > 1 && !grid.schedule.is_in_v();
+        let most = if is_compared { f64::INFINITY } else { self.limit() };
         let whole_share = self.finish_within(1.0, stages.clone(), time, lower_bound)?;
         if self.is_slow(&whole_share, most) {
             return None;

@@ -3,13 +3,13 @@
 //! Chunks of a device divide its memory: equal shares are tried first, larger ones if these are too small. `attempt` solves the
 //! grid for one share. Cost: that of its parts, once for each share.
 
-use std::{cell::Cell, rc::Rc};
+use std::rc::Rc;
 
 use crate::{
     error::PlanError,
     goal::Goal,
     grid::{
-        attempt::Attempt,
+        attempt::{Attempt, Known},
         question::{GridSolver, NoGrid},
         shape::Grid,
     },
@@ -30,11 +30,11 @@ impl GridSolver<'_> {
         if !self.has_room(grid, each) {
             return Err(NoGrid { error: PlanError::NothingFits, lower_bound: f64::INFINITY });
         }
-        let bottleneck = Cell::new(None);
+        let known = Known::default();
         let share = |share: f64, below: f64| {
             let pairs = self.states.len() * self.states.len() * grid.n_stages();
             self.spent.set(self.spent.get() + pairs);
-            Attempt::new(self, grid, each, below, (share, &bottleneck)).and_then(|attempt| attempt.solve())
+            Attempt::new(self, grid, each, below, (share, &known)).and_then(|attempt| attempt.solve())
         };
         let mut best = share(1.0 / grid.chunks as f64, below);
         let step = below * (each * grid.replicas) as f64;
@@ -45,7 +45,7 @@ impl GridSolver<'_> {
                     && found.seconds() > *least
             }
             // A bound above the limit holds for every division of the memory.
-            Err(none) => none.lower_bound < step,
+            Err(none) => none.lower_bound < step && !known.has_room.get(),
         };
         if grid.chunks == 1 || !is_tight(&best) {
             return best;

@@ -12,6 +12,7 @@ use std::{cell::OnceCell, cmp::Reverse, collections::BinaryHeap};
 
 use crate::{
     pinned::Pinned,
+    pipeline::reach::{Reach, Stages},
     solution::SolutionStage,
     stage::{
         costs::StageCosts,
@@ -91,6 +92,13 @@ pub(crate) fn best_within_memory(
     least: f64,
     bound: f64,
 ) -> Option<(f64, Vec<Cut>)> {
+    // What can be told without knapsacks leaves few stages to solve them for.
+    let least = match sharing {
+        Sharing::Equal { .. } if scorer.keeps_times() => {
+            grow(scorer, sharing, (least, FAR), bound, Memory::Relaxed)?.0
+        }
+        _ => least,
+    };
     // Farther above, memory is the limit: one search without a time limit decides.
     grow(scorer, sharing, (least, FAR), bound, Memory::Counts)
 }
@@ -104,16 +112,32 @@ fn grow(
     memory: Memory,
 ) -> Option<(f64, Vec<Cut>)> {
     let far = far.min(1e6);
-    let mut guess = least * 1.02;
+    let layers = Layers::new(scorer, sharing);
+    let stages = layers.stages(memory);
+    let least = match &stages {
+        Some(stages) if least > 0.0 => stages.least(least, bound)?,
+        _ => least,
+    };
+    // Where states are told apart without knapsacks, a limit that is too low costs little.
+    let (first, further) = match (&stages, memory) {
+        (Some(_), _) => (1.01, 2.0),
+        (None, Memory::Free) => (1.02, 3.0),
+        (None, _) => (1.02, 10.0),
+    };
+    let mut guess = least * first;
     loop {
         let limit = if guess > least * far || guess == 0.0 { f64::INFINITY } else { guess.min(bound) };
-        if let Some(found) = solve(scorer, sharing, limit.min(bound), memory) {
+        // Without a chain by costs that are too low there is none by the real ones.
+        let reach = stages.as_ref().map(|stages| stages.reach(limit.min(bound)));
+        if !matches!(reach, Some(None))
+            && let Some(found) = solve(scorer, sharing, limit.min(bound), (memory, reach.flatten()))
+        {
             return Some(found);
         }
         if limit >= bound || limit == f64::INFINITY {
             return None;
         }
-        guess = least + (guess - least) * if memory == Memory::Free { 3.0 } else { 10.0 };
+        guess = least + (guess - least) * further;
     }
 }
 
@@ -223,6 +247,16 @@ impl<'a> Layers<'a> {
         }
     }
 
+    /// Returns what tells how far stages reach, if their number is known and states are those of one order.
+    fn stages(&self, memory: Memory) -> Option<Stages<'a>> {
+        let is_known = self.sharing != Sharing::Free
+            && self.scorer.states.is_line()
+            && !self.scorer.rules.is_asynchronous;
+        let on = |layer: usize| self.scorer.on(self.run(layer, 1), self.behind(layer));
+        let stages = || Stages::new((1..=self.count).map(on).collect(), memory != Memory::Free);
+        is_known.then(stages).flatten()
+    }
+
     /// Returns the number of devices from a layer to the end.
     fn behind(&self, layer: usize) -> usize {
         match self.sharing {
@@ -272,9 +306,22 @@ pub(crate) fn least_between(scorer: &Scorer, start: usize, end: usize, in_flight
     (parameters[end] - parameters[start]) * copies + scorer.least_held(start, end, in_flight)
 }
 
-/// Finds the best pipeline whose slowest stage takes at most `limit`.
-fn solve(scorer: &Scorer, sharing: Sharing, limit: f64, memory: Memory) -> Option<(f64, Vec<Cut>)> {
-    let mut program = Program::new(scorer, sharing, limit, memory);
+/// Finds the best pipeline whose slowest stage takes at most `limit`; `within` bounds where its stages begin, if that is known.
+fn solve(
+    scorer: &Scorer,
+    sharing: Sharing,
+    limit: f64,
+    within: (Memory, Option<Reach>),
+) -> Option<(f64, Vec<Cut>)> {
+    let (memory, reach) = within;
+    let mut program = Program::new(scorer, sharing, limit, (memory, reach.clone()));
+    // Costs that are too low tell which states no chain within the limit goes through, before knapsacks are solved.
+    if memory == Memory::Counts && sharing != Sharing::Free && scorer.keeps_times() {
+        let mut relaxed = Program::new(scorer, sharing, limit, (Memory::Relaxed, reach));
+        (1..=relaxed.layers.count).for_each(|layer| relaxed.fill_layer(layer));
+        relaxed.found()?;
+        program.useful = Some(relaxed.useful());
+    }
     for layer in 1..=program.layers.count {
         program.fill_layer(layer);
     }
@@ -295,6 +342,10 @@ struct Program<'a> {
     came: Vec<(u32, u32)>,
     /// Which blocks may be in which stage, if blocks are pinned.
     pinned: Option<Pinned>,
+    /// Where stages may begin, by costs that only grow with a stage.
+    reach: Option<Reach>,
+    /// Whether stages of a chain may begin at a state, by layers and states.
+    useful: Option<Vec<bool>>,
     /// Ends of a stage with a lower bound of its time: positive floats sort as their bits.
     open: BinaryHeap<Reverse<(u64, usize)>>,
 }
@@ -303,7 +354,12 @@ struct Program<'a> {
 const SLACK: f64 = 1.0 + 1e-9;
 
 impl<'a> Program<'a> {
-    fn new(scorer: &'a Scorer<'a>, sharing: Sharing, limit: f64, memory: Memory) -> Self {
+    fn new(
+        scorer: &'a Scorer<'a>,
+        sharing: Sharing,
+        limit: f64,
+        (memory, reach): (Memory, Option<Reach>),
+    ) -> Self {
         let layers = Layers::new(scorer, sharing);
         let borders = layers.borders(limit);
         let work_at = borders.iter().map(|&state| scorer.states.work[state]).collect();
@@ -316,7 +372,20 @@ impl<'a> Program<'a> {
             let runs = (0..layers.count).map(|stage| layers.run(layers.count - stage, 1));
             Pinned::new(problem, scorer.states, runs)
         });
-        Self { scorer, layers, limit, memory, borders, work_at, best, came, pinned, open }
+        Self {
+            scorer,
+            layers,
+            limit,
+            memory,
+            borders,
+            work_at,
+            best,
+            came,
+            pinned,
+            reach,
+            useful: None,
+            open,
+        }
     }
 
     fn last(&self) -> usize {
@@ -382,10 +451,15 @@ impl<'a> Program<'a> {
         let ahead = layers.power[n_layers] - layers.power[layer];
         let only_last = matches!(layers.sharing, Sharing::Free) || layer < n_layers || start == 0;
         if !only_last
+            || self.useful.as_ref().is_some_and(|useful| !useful[self.at(layer, start)])
             || work > limit * ahead * SLACK + 1e-12 * total
             || total - work > limit * layers.power[layer] * SLACK + 1e-12 * total
         {
             return true;
+        }
+        if let Some(reach) = &self.reach {
+            let (first, last) = reach.begins(layer);
+            return start < first || start > last;
         }
         if self.memory == Memory::Free {
             return false;
@@ -395,6 +469,47 @@ impl<'a> Program<'a> {
             && least_between(self.scorer, 0, start, layers.in_flight(layer + 1)) > room_ahead * SLACK;
         let rest = least_between(self.scorer, start, self.last(), layers.in_flight(1));
         too_large_before || rest > layers.room[layer] * SLACK
+    }
+
+    /// Tells by layers and states, once all layers are filled, whether a chain within the limit has a stage that begins there.
+    fn useful(&self) -> Vec<bool> {
+        let (states, total, limit) = (self.scorer.states, self.total(), self.limit * (1.0 + 1e-12));
+        // Seconds of the slowest stage before a state.
+        let mut before = vec![f64::INFINITY; self.best.len()];
+        before[self.at(self.layers.count, 0)] = 0.0;
+        for layer in (1..=self.layers.count).rev() {
+            let costs = OnceCell::new();
+            let costs = || {
+                let on = || self.scorer.on(self.layers.run(layer, 1), self.layers.behind(layer));
+                costs.get_or_init(|| on().with_tables(true))
+            };
+            let most = self.limit * (self.layers.power[layer] - self.layers.power[layer - 1]) * SLACK;
+            for (nth, &start) in self.borders.iter().enumerate() {
+                let (at, work) = (self.at(layer, start), states.work[start]);
+                if before[at].max(self.best[at]) == f64::INFINITY {
+                    continue;
+                }
+                for &end in &self.borders[nth + 1..] {
+                    let next = self.at(layer - 1, end);
+                    if states.work[end] - work > most + 1e-12 * total {
+                        break;
+                    }
+                    let is_empty = states.work[end] <= work && total > 0.0;
+                    if is_empty
+                        || self.best[next] == f64::INFINITY
+                        || before[next] <= before[at]
+                        || !self.may_stand(layer, start, end)
+                    {
+                        continue;
+                    }
+                    let time = before[at].max(costs().at_least(start, end).0);
+                    if time <= limit {
+                        before[next] = before[next].min(time);
+                    }
+                }
+            }
+        }
+        before.iter().zip(&self.best).map(|(before, rest)| before.max(*rest) < f64::INFINITY).collect()
     }
 
     /// Returns the best end of the stage that begins at a border on `size` devices, if it takes less than `smallest`; lowers
@@ -413,10 +528,12 @@ impl<'a> Program<'a> {
         // Prune to the ends at which neither side has more work than it can do within the bound.
         let low = work.max(total - *smallest * self.layers.power[rest] * SLACK - 1e-12 * total);
         let first = self.work_at.partition_point(|&value| value < low).max(nth + 1);
+        let (earliest, latest) = self.reach.as_ref().map_or((0, self.last()), |reach| reach.begins(rest));
+        let first = first.max(self.borders.partition_point(|&border| border < earliest));
         open.clear();
         let mut chosen = None;
         for &end in &self.borders[first.min(self.borders.len())..] {
-            if states.work[end] - work > *smallest * own * SLACK + 1e-12 * total {
+            if end > latest || states.work[end] - work > *smallest * own * SLACK + 1e-12 * total {
                 break;
             }
             // A stage without work would only pass values on.
@@ -485,4 +602,57 @@ pub(crate) fn stages_of(scorer: &Scorer, cuts: &[Cut]) -> Vec<SolutionStage> {
         Some(SolutionStage { blocks: scorer.states.blocks(cut.start, cut.end), run: cut.run, score })
     };
     cuts.iter().filter_map(stage).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use schema::Bytes;
+    use simulator::order::InFlight;
+
+    use super::*;
+    use crate::{
+        dag::cut_states::States,
+        oracle::random_problems::{Dice, cases, is_skipped, problem},
+        stage::{place::Neighbours, score::Rules},
+    };
+
+    /// Costs that are too low leave out no chain that is as fast as the best.
+    #[test]
+    fn what_is_left_out_is_no_faster() {
+        let mut dice = Dice(71);
+        let (mut n_found, mut n_pruned) = (0, 0);
+        for case in 0..cases(400) {
+            let (n_blocks, stages) = (3 + dice.below(8) as usize, 2 + dice.below(3) as usize);
+            let is_uniform = dice.flip();
+            let mut problem = problem(&mut dice, n_blocks, stages, false, is_uniform);
+            problem.training.recompute = dice.flip();
+            let memory = 80 + dice.below(400);
+            problem.machine.devices.iter_mut().for_each(|device| device.memory = Bytes(memory));
+            if is_skipped(case) {
+                continue;
+            }
+            let all = States::line(&problem, (0..n_blocks).collect());
+            let in_flight = if case % 2 == 0 { InFlight::Split(2) } else { InFlight::Depth(4) };
+            let rules = Rules { is_asynchronous: false, in_flight, neighbours: Neighbours::Paired };
+            let sharing = Sharing::Equal { stages, replicas: 1, replicas_together: true };
+            let scorer = Scorer::new(&problem, &all, rules);
+            let mut whole = Program::new(&scorer, sharing, f64::INFINITY, (Memory::Counts, None));
+            (1..=whole.layers.count).for_each(|layer| whole.fill_layer(layer));
+            let whole = whole.found();
+            let seconds = |found: &Option<(f64, Vec<Cut>)>| found.as_ref().map(|found| found.0);
+            let again = Scorer::new(&problem, &all, rules);
+            let pruned = best_pipeline(&again, sharing, f64::INFINITY);
+            assert_eq!(seconds(&pruned), seconds(&whole), "case {case}: {pruned:?} {whole:?}");
+            let stages = Layers::new(&again, sharing).stages(Memory::Counts).unwrap();
+            let Some((slowest, cuts)) = whole else { continue };
+            n_found += 1;
+            let reach = stages.reach(slowest).unwrap();
+            for (nth, cut) in cuts.iter().enumerate() {
+                let (first, last) = reach.begins(cuts.len() - nth);
+                assert!((first..=last).contains(&cut.start), "case {case}: {cut:?} {first} {last}");
+                n_pruned += usize::from(last - first + 1 < n_blocks);
+            }
+        }
+        assert!(is_skipped(0) || n_found.min(n_pruned) > 50, "{n_found} {n_pruned}");
+    }
 }

@@ -13,7 +13,7 @@ use crate::{
     cut_space::CutSpace,
     goal::Goal,
     planner::{
-        fastest, fastest_within, plan_over,
+        fastest, fastest_within, nearest_reason, plan_over,
         planned::{Ranked, Tried},
         rank,
     },
@@ -23,11 +23,13 @@ use crate::{
 /// The fewest micro-batches are taken whose time is at most this multiple of the least.
 pub const ENOUGH: f64 = 1.05;
 
-/// Plans with given cuts, choosing the number of micro-batches.
+/// Plans with given cuts, choosing the number of micro-batches; with a limit `below` for a given number of them, only the fastest
+/// plan below it.
 pub(crate) fn plan_batches(
     problem: &mut Problem,
     cut_space: &CutSpace,
     strategy: Option<Strategy>,
+    below: f64,
 ) -> Result<Tried, PlanError> {
     let n_devices = problem.machine.devices.len();
     let is_large = problem.blocks.len() * n_devices > problem.training.limits.sizes.compared;
@@ -39,6 +41,12 @@ pub(crate) fn plan_batches(
         Some(strategy) => plan_over(problem, cut_space, strategy),
     };
     if !is_free || n_devices == 1 || is_large {
+        if below < f64::INFINITY {
+            let strategies = strategy.map_or_else(|| candidates(problem).collect(), |one| vec![one]);
+            let found = fastest_within(problem, cut_space, strategies.into_iter(), Goal::Below(below));
+            let best = found.map_err(|failed| nearest_reason(failed.into_iter()))?;
+            return Ok(((best, Vec::new(), Vec::new()), Vec::new()));
+        }
         return match strategy {
             Some(strategy) => {
                 let best = plan_over(problem, cut_space, strategy)?;

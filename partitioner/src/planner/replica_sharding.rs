@@ -25,12 +25,13 @@ const WORTH: f64 = 0.01;
 
 /// Returns the plans of a problem, or better ones with as much sharding as the training allows.
 ///
-/// The problem is left with the level, and the number of micro-batches, that the best plan has.
+/// Plans that take `below` seconds for each micro-batch are of no use. The problem is left with the level, and the number of micro-batches, that the best plan has.
 pub(crate) fn or_better(
     problem: &mut Problem,
     cut_space: &CutSpace,
     asked: Option<Strategy>,
     whole: Result<Tried, PlanError>,
+    below: f64,
 ) -> Result<Tried, PlanError> {
     let (own, most) = (problem.training.sharding, problem.training.sharding_up_to);
     let mut plans = whole;
@@ -41,7 +42,7 @@ pub(crate) fn or_better(
         let fastest = plans.as_ref().ok().map(|((best, ..), _)| best);
         let mut shared = at(problem, level, fastest);
         let groups = groups(&shared);
-        let (found, least) = at_level(&mut shared, cut_space, asked, fastest, &groups);
+        let (found, least) = at_level(&mut shared, cut_space, asked, (fastest, below), &groups);
         if let Some(best) = found {
             problem.clone_from(&shared);
             problem.training.sharding_up_to = most;
@@ -102,7 +103,7 @@ fn at_level(
     problem: &mut Problem,
     cut_space: &CutSpace,
     asked: Option<Strategy>,
-    to_beat: Option<&Solution>,
+    (to_beat, below): (Option<&Solution>, f64),
     groups: &[Option<u32>],
 ) -> (Option<Solution>, f64) {
     let is_free = problem.training.micro_batches == MicroBatches::Enough;
@@ -116,9 +117,11 @@ fn at_level(
         None => candidates(problem).collect(),
     };
     strategies.retain(|strategy| strategy.row().has_replicas);
-    // The plan to beat is the best of all, among them those without replicas.
-    problem.training.only_replicas = to_beat.is_some();
-    let to_beat = to_beat.map(|plan| plan.seconds_each() * (1.0 - WORTH));
+    // The plan to beat is the best of all, among them those without replicas; below the limit, if none was found there.
+    let is_open = to_beat.is_none() && below == f64::INFINITY;
+    problem.training.only_replicas = !is_open;
+    let to_beat = to_beat.map_or(below, |plan| below.min(plan.seconds_each() * (1.0 - WORTH)));
+    let to_beat = (!is_open).then_some(to_beat);
     let mut found: Vec<Solution> = Vec::new();
     let mut least = f64::INFINITY;
     for count in counts {

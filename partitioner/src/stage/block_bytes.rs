@@ -42,15 +42,15 @@ impl BlockBytes {
         let always = always.filter(|(_, block)| block.recompute == Some(RecomputePolicy::Always));
         let always = always.map(|(index, _)| index).collect();
         let mut numbers = HashMap::new();
-        let kind = |(block, inputs): (&Block, &f64)| {
-            let seconds = [block.forward.0, block.seconds(), *inputs].map(f64::to_bits);
+        let kind = |((block, inputs), stays): ((&Block, &f64), &f64)| {
+            let seconds = [block.forward.0, block.seconds(), *inputs, *stays].map(f64::to_bits);
             let bytes = [block.activations, block.kept, block.workspace];
             let next = numbers.len() as u32;
             *numbers
                 .entry((seconds, bytes.map(|bytes| bytes.0), (block.is_operator, block.recompute)))
                 .or_insert(next)
         };
-        let kinds = problem.blocks.iter().zip(&inputs).map(kind).collect();
+        let kinds = problem.blocks.iter().zip(&inputs).zip(&stays).map(kind).collect();
         Self { inputs, stays, always, kinds, largest_workspace: workspace.unwrap_or(0) as f64, by_parameters }
     }
 }

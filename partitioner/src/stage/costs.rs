@@ -102,8 +102,8 @@ impl StageCosts<'_> {
 
     /// Returns the seconds for each micro-batch of a stage that must recompute or offload, infinite if it does not fit.
     pub(crate) fn within_memory(&self, start: usize, end: usize) -> f64 {
-        let plan = self.memory_plan(start, end, self.place.limit);
-        let seconds = plan.map_or(f64::INFINITY, |plan| self.seconds_with(start, end, plan.seconds));
+        let overhead = self.seconds_to_fit(start, end);
+        let seconds = overhead.map_or(f64::INFINITY, |overhead| self.seconds_with(start, end, overhead));
         if let Some(table) = &self.times.within {
             table.set(start, end, seconds);
         }

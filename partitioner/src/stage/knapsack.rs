@@ -22,6 +22,11 @@ pub struct Items {
 }
 
 impl Items {
+    /// Makes room for a number of items of few choices.
+    pub fn for_about(n_items: usize) -> Self {
+        Self { choices: Vec::with_capacity(2 * n_items), ends: Vec::with_capacity(n_items) }
+    }
+
     /// Adds an item.
     pub fn push(&mut self, choices: impl IntoIterator<Item = Choice>) {
         self.choices.extend(choices);
@@ -40,7 +45,9 @@ impl Items {
 
     /// Picks of each item the choice with the least key; skips items without choices.
     fn least(&self, key: impl Fn(&Choice) -> (f64, f64)) -> Vec<usize> {
-        self.iter().filter_map(|choices| least_of(choices, &key)).collect()
+        let mut picked = Vec::with_capacity(self.len());
+        picked.extend(self.iter().filter_map(|choices| least_of(choices, &key)));
+        picked
     }
 
     /// Adds up what picks take.
@@ -249,7 +256,8 @@ struct Search {
 impl Search {
     fn new(items: &Items, limit: f64, price: f64) -> Self {
         let mut kinds: Vec<Kind> = Vec::new();
-        let (mut numbers, mut times): (Vec<usize>, Vec<f64>) = (Vec::new(), Vec::new());
+        let n_choices = items.choices.len();
+        let (mut numbers, mut times) = (Vec::with_capacity(n_choices), Vec::with_capacity(n_choices));
         let (mut order, mut memory): (Vec<usize>, Vec<f64>) = (Vec::new(), Vec::new());
         let mut base = Choice { time: 0.0, memory: 0.0 };
         for (index, choices) in items.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! What a stage recomputes and offloads to fit its memory, and what that costs.
 
-use std::rc::Rc;
+use std::{cell::OnceCell, rc::Rc};
 
 use schema::RecomputeUnit;
 
@@ -26,10 +26,11 @@ impl MemoryPlan {
     }
 }
 
-/// The memory that recomputing or offloading a block saves, and its price.
+/// The memory that recomputing or offloading each block of a kind saves, and its price.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Saving {
-    pub(crate) block: usize,
+    /// The kind; where kinds are too many to be counted, the block.
+    pub(crate) of: usize,
     pub(crate) bytes: f64,
     pub(crate) seconds_per_byte: f64,
 }
@@ -38,21 +39,23 @@ pub(crate) struct Saving {
 /// do not fit.
 pub(crate) struct MemoryPlans {
     /// By states and conditions.
-    pub(crate) by_states: Memo<((usize, usize), Conditions), Found>,
+    pub(crate) by_states: Memo<((usize, usize), Conditions), (Option<MemoryPlan>, f64)>,
     /// By kinds of blocks and conditions, with blocks as positions in the stage: stages of repeated layers share an entry.
     pub(crate) by_kinds: Memo<(Vec<u32>, Conditions), Found>,
     /// Least bytes of activations before each state, whatever is recomputed: O(Q) for each number of micro-batches in flight.
     pub(crate) least_held: Memo<InFlight, Rc<Vec<f64>>>,
     /// Memory that recomputing and offloading blocks saves, the cheapest first, by micro-batches in flight, speed and host bandwidth:
-    /// O(blocks) for each.
+    /// O(kinds of blocks) for each.
     pub(crate) savings: Memo<(InFlight, [u64; 2]), Rc<Vec<Saving>>>,
+    /// Blocks before each state by kinds, O(Q · kinds); `None` where that is too much.
+    pub(crate) kinds_before: OnceCell<Option<Vec<Vec<u32>>>>,
 }
 
 /// Micro-batches in flight, and those of an offloaded block that are on the device at once.
 pub(crate) type InFlight = (usize, usize);
 
-/// A memory plan with its optimality gap.
-pub(crate) type Found = (Option<MemoryPlan>, f64);
+/// A memory plan, with blocks as positions in the stage, and its optimality gap.
+pub(crate) type Found = (Option<Rc<MemoryPlan>>, f64);
 
 /// All that a memory plan depends on besides the blocks: micro-batches in flight, whether the backward pass is split, whether
 /// memory is underestimated; and limit, speed, fixed memory and host bandwidth by their bits.
@@ -65,6 +68,7 @@ impl Default for MemoryPlans {
             by_kinds: Memo::with_most(MEMORY_PLANS / 4),
             least_held: Memo::default(),
             savings: Memo::default(),
+            kinds_before: OnceCell::new(),
         }
     }
 }

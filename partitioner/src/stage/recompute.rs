@@ -24,6 +24,9 @@ use crate::stage::{
 /// Optimality gap, as a share of the stage's time, at which the knapsack stops.
 const NEAR: f64 = 1e-4;
 
+/// The most numbers of blocks that are kept: 4 MiB.
+const COUNTS: usize = 1 << 20;
+
 /// The choices for a block's activations.
 #[derive(Clone, Copy)]
 struct Choices {
@@ -110,6 +113,26 @@ impl StageCosts<'_> {
         Some((seconds + self.least_time_to_save(start, end, fixed + activations - limit), false))
     }
 
+    /// Returns a lower bound of the seconds for each micro-batch that only grows with the stage: without transfers, and with
+    /// memory only if its buffers, of at least so many bytes, are given; infinite if the stage cannot fit.
+    pub(crate) fn relaxed(&self, start: usize, end: usize, buffers: Option<f64>) -> f64 {
+        let Self { scorer, place, in_flight, .. } = self;
+        let work = (scorer.states.work[end] - scorer.states.work[start]) / place.speed;
+        let overhead = |buffers: f64| {
+            let parameters = scorer.parameters(start, end) * scorer.problem.training.copies(place.run.count);
+            let fixed = parameters + self.gathered(start, end) + buffers;
+            if fixed + scorer.least_held(start, end, *in_flight) > place.limit * (1.0 + 1e-12) {
+                return f64::INFINITY;
+            }
+            let (saved, seconds) = self.in_any_case(start, end);
+            let activations = scorer.all_activations(start, end) * *in_flight as f64 - saved;
+            seconds + self.least_time_to_save(start, end, fixed + activations - place.limit)
+        };
+        let overhead = buffers.map_or(0.0, overhead);
+        let passes = work + overhead + self.accumulation(start, end) + scorer.problem.host_of_two();
+        passes / place.run.count as f64
+    }
+
     /// Returns the bytes that always recomputed blocks save, and the seconds that this takes.
     fn in_any_case(&self, start: usize, end: usize) -> (f64, f64) {
         let Self { scorer, place, in_flight, .. } = self;
@@ -128,23 +151,31 @@ impl StageCosts<'_> {
         let in_flight_there = (*in_flight, scorer.copies_held(*in_flight));
         let key = (in_flight_there, [place.speed, place.host].map(f64::to_bits));
         let find = || Rc::new(scorer.find_savings(*in_flight, (place.speed, place.host)));
-        let members = scorer.states.members(start, end);
+        if bytes <= 0.0 {
+            return 0.0;
+        }
+        let count: &dyn Fn(usize) -> u32 = match scorer.kinds_before() {
+            Some(before) => &|kind: usize| before[end][kind] - before[start][kind],
+            None => {
+                let members = scorer.states.members(start, end);
+                &move |block: usize| u32::from(members.contains(block))
+            }
+        };
         let mut seconds = 0.0;
         for saving in scorer.memory_plans.savings.get(key, find).iter() {
             if bytes <= 0.0 {
                 break;
             }
-            if members.contains(saving.block) {
-                seconds += saving.seconds_per_byte * bytes.min(saving.bytes);
-                bytes -= saving.bytes;
-            }
+            let saved = f64::from(count(saving.of)) * saving.bytes;
+            seconds += saving.seconds_per_byte * bytes.min(saved);
+            bytes -= saved;
         }
         // Sums are rounded.
         seconds * (1.0 - 1e-9)
     }
 
-    /// Returns the fastest choice of recomputation and offload that fits a memory limit.
-    pub(crate) fn memory_plan(&self, start: usize, end: usize, limit: f64) -> Option<MemoryPlan> {
+    /// Returns what a memory plan depends on besides the blocks, and the bytes that no choice changes; `None` if no choice fits.
+    fn conditions(&self, start: usize, end: usize, limit: f64) -> Option<(Conditions, f64)> {
         let Self { scorer, place, in_flight, .. } = self;
         let fixed = self.fixed(start, end);
         if fixed > limit {
@@ -157,25 +188,59 @@ impl StageCosts<'_> {
         }
         let is_split = scorer.rules.in_flight.is_split();
         let kind = (*in_flight, is_split, scorer.is_bound);
-        let conditions = (kind, [limit, place.speed, fixed, place.host].map(f64::to_bits));
-        let choose = || self.choose(start, end, (fixed, limit), conditions);
+        Some(((kind, [limit, place.speed, fixed, place.host].map(f64::to_bits)), fixed))
+    }
+
+    /// Returns the fastest choice of recomputation and offload that fits a memory limit.
+    pub(crate) fn memory_plan(&self, start: usize, end: usize, limit: f64) -> Option<MemoryPlan> {
+        let scorer = self.scorer;
+        let (conditions, fixed) = self.conditions(start, end, limit)?;
+        let choose = || {
+            let blocks = scorer.states.blocks(start, end);
+            let (plan, gap) = self.choose(&blocks, (start, end), (fixed, limit), conditions);
+            // From positions in the stage to blocks.
+            let named = |positions: &[usize]| positions.iter().map(|&position| blocks[position]).collect();
+            let plan = plan.map(|plan| MemoryPlan {
+                recompute: named(&plan.recompute),
+                offload: named(&plan.offload),
+                ..*plan
+            });
+            (plan, gap)
+        };
         let (plan, gap) = scorer.memory_plans.by_states.get(((start, end), conditions), choose);
         scorer.gap.set(scorer.gap.get().max(gap));
         plan
     }
 
-    /// Chooses what is recomputed and offloaded; also returns the optimality gap of the search.
-    fn choose(&self, start: usize, end: usize, (fixed, limit): (f64, f64), conditions: Conditions) -> Found {
+    /// Returns the seconds of that choice, for callers that keep them themselves.
+    pub(crate) fn seconds_to_fit(&self, start: usize, end: usize) -> Option<f64> {
+        let scorer = self.scorer;
+        let limit = self.place.limit;
+        let (conditions, fixed) = self.conditions(start, end, limit)?;
+        let blocks = scorer.states.blocks(start, end);
+        let (plan, gap) = self.choose(&blocks, (start, end), (fixed, limit), conditions);
+        scorer.gap.set(scorer.gap.get().max(gap));
+        plan.map(|plan| plan.seconds)
+    }
+
+    /// Chooses what is recomputed and offloaded of some blocks, by their positions in the stage; also returns the optimality gap
+    /// of the search.
+    fn choose(
+        &self,
+        blocks: &[usize],
+        (start, end): (usize, usize),
+        (fixed, limit): (f64, f64),
+        conditions: Conditions,
+    ) -> Found {
         let Self { scorer, place, in_flight, .. } = self;
         let training = &scorer.problem.training;
-        let blocks = scorer.states.blocks(start, end);
-        let workspace = scorer.workspace(&blocks);
+        let workspace = scorer.workspace(blocks);
         let all = blocks.iter().map(|&block| scorer.activations(block)).sum::<f64>() * *in_flight as f64;
         let has = |policy: RecomputePolicy| {
             blocks.iter().any(|&block| scorer.problem.blocks[block].recompute == Some(policy))
         };
         if fixed + workspace + all <= limit && !has(RecomputePolicy::Always) {
-            return (Some(MemoryPlan::nothing(fixed + workspace + all)), 0.0);
+            return (Some(Rc::new(MemoryPlan::nothing(fixed + workspace + all))), 0.0);
         }
         if !training.recompute_unit.is_block() {
             if has(RecomputePolicy::Never) {
@@ -184,21 +249,16 @@ impl StageCosts<'_> {
             // For a lower bound the second copy during the backward pass is not counted.
             let once_more: f64 = blocks.iter().map(|&block| scorer.once_more(block)).sum();
             let once_more = if scorer.is_bound { 0.0 } else { once_more };
-            let kept = scorer.kept_by_stage(start, end, &blocks) * *in_flight as f64;
+            let kept = scorer.kept_by_stage(start, end, blocks) * *in_flight as f64;
             let memory = fixed + workspace + kept + once_more;
-            let seconds = scorer.forward(&blocks) / place.speed;
-            let unit = RecomputeUnit::Stage;
-            let plan = MemoryPlan { seconds, memory, recompute: blocks, unit, offload: vec![] };
+            let seconds = scorer.forward(blocks) / place.speed;
+            let (unit, recompute) = (RecomputeUnit::Stage, (0..blocks.len()).collect());
+            let plan = Rc::new(MemoryPlan { seconds, memory, recompute, unit, offload: vec![] });
             return ((training.recompute && memory <= limit).then_some(plan), 0.0);
         }
         let kinds = blocks.iter().map(|&block| scorer.bytes.kinds[block]).collect();
-        let search = || self.search(&blocks, (fixed, workspace), limit);
-        let (mut plan, gap) = scorer.memory_plans.by_kinds.get((kinds, conditions), search);
-        // From positions in the stage to blocks.
-        for position in plan.iter_mut().flat_map(|plan| plan.recompute.iter_mut().chain(&mut plan.offload)) {
-            *position = blocks[*position];
-        }
-        (plan, gap)
+        let search = || self.search(blocks, (fixed, workspace), limit);
+        scorer.memory_plans.by_kinds.get((kinds, conditions), search)
     }
 
     /// Searches the fastest memory plan of some blocks, by their positions in the stage, beside bytes that no choice changes.
@@ -215,7 +275,8 @@ impl StageCosts<'_> {
             gap: 0.0,
         };
         let plan = search.best(&scorer.recomputed_sizes(blocks));
-        (plan.map(|plan| MemoryPlan { memory: fixed + workspace + plan.memory, ..plan }), search.gap)
+        let beside = |plan: MemoryPlan| MemoryPlan { memory: fixed + workspace + plan.memory, ..plan };
+        (plan.map(|plan| Rc::new(beside(plan))), search.gap)
     }
 
     /// Scores a stage with given blocks to recompute and to offload, whether it fits or not.
@@ -288,11 +349,19 @@ impl Scorer<'_> {
     /// Returns the memory that recomputing and offloading blocks saves, the least seconds a byte first.
     fn find_savings(&self, in_flight: usize, rates: (f64, f64)) -> Vec<Saving> {
         let mut savings = Vec::new();
-        for index in 0..self.problem.blocks.len() {
+        let are_counted = self.kinds_before().is_some();
+        let mut next = 0;
+        for (index, &kind) in self.bytes.kinds.iter().enumerate() {
+            // Kinds are numbered as they appear.
+            if are_counted && kind < next {
+                continue;
+            }
+            next = kind + 1;
+            let of = if are_counted { kind as usize } else { index };
             let Choices { kept, recomputed, offloaded } = self.choices(index, in_flight, rates);
             let saving = |choice: Choice| (kept.memory - choice.memory, choice.time);
             let mut push = |(bytes, seconds): (f64, f64)| {
-                savings.push(Saving { block: index, bytes, seconds_per_byte: seconds / bytes });
+                savings.push(Saving { of, bytes, seconds_per_byte: seconds / bytes });
             };
             let rate = |choice: &(f64, f64)| choice.1 / choice.0;
             let mut choices: Vec<(f64, f64)> = recomputed.into_iter().chain(offloaded).map(saving).collect();
@@ -307,8 +376,25 @@ impl Scorer<'_> {
                 push((second.0 - first.0, second.1 - first.1));
             }
         }
-        savings.sort_by(|a, b| a.seconds_per_byte.total_cmp(&b.seconds_per_byte).then(a.block.cmp(&b.block)));
+        savings.sort_by(|a, b| a.seconds_per_byte.total_cmp(&b.seconds_per_byte).then(a.of.cmp(&b.of)));
         savings
+    }
+
+    /// Returns the blocks before each state by kinds, if these are few.
+    fn kinds_before(&self) -> Option<&Vec<Vec<u32>>> {
+        let count = || {
+            let kinds = &self.bytes.kinds;
+            let n_kinds = kinds.iter().max().map_or(0, |most| *most as usize + 1);
+            let counts = |state: usize| {
+                let mut counts = vec![0; n_kinds];
+                let blocks = self.states.blocks(0, state);
+                blocks.into_iter().for_each(|block| counts[kinds[block] as usize] += 1);
+                counts
+            };
+            let is_small = n_kinds * self.states.len() <= COUNTS;
+            is_small.then(|| (0..self.states.len()).map(counts).collect())
+        };
+        self.memory_plans.kinds_before.get_or_init(count).as_ref()
     }
 
     /// Tells whether the whole model fits every device with as many micro-batches as are ever in flight: memory decides nothing.
@@ -482,7 +568,7 @@ impl Search<'_> {
     /// Picks a choice where no block larger than `largest` is recomputed; `room` is for activations alone. Also returns the price
     /// of memory.
     fn pick(&mut self, room: f64, largest: f64) -> Option<(MemoryPlan, f64)> {
-        let mut items = Items::default();
+        let mut items = Items::for_about(self.blocks.len());
         self.open(largest).for_each(|choices| items.push(choices));
         let nodes = self.scorer.problem.training.limits.sizes.knapsack_nodes;
         let picked = pick(&items, room, NEAR * self.work, nodes)?;

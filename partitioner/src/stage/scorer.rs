@@ -20,8 +20,8 @@ use crate::{
     },
 };
 
-/// The most states for which stage times are kept: in general, and if all stages have as many micro-batches in flight.
-const STATES: [usize; 2] = [512, 1024];
+/// The most states for which stage times are kept.
+const STATES: usize = 2_048;
 
 /// Scores stages of one problem over one list of states.
 pub(crate) struct Scorer<'a> {
@@ -113,12 +113,16 @@ impl<'a> Scorer<'a> {
         self.runs.place(&self.problem.machine, self.rules.neighbours, run)
     }
 
+    /// Tells whether times of stages are kept.
+    pub(crate) fn keeps_times(&self) -> bool {
+        !self.rules.is_asynchronous && self.states.len() <= STATES
+    }
+
     /// Returns the times of stages on devices like these, within memory if a number of micro-batches in flight is given. `None` if
     /// the table would be too large, or the pipeline is asynchronous, where costs depend on the run's position.
     pub(crate) fn time_table(&self, place: &Rc<Place>, in_flight: Option<usize>) -> Option<Rc<TimeTable>> {
         let n_states = self.states.len();
-        let is_level = self.rules.in_flight.is_level();
-        if self.rules.is_asynchronous || n_states > STATES[usize::from(is_level)] {
+        if !self.keeps_times() {
             return None;
         }
         let kind = self.runs.kind(place);

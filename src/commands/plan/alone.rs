@@ -19,17 +19,27 @@ use crate::failure::{self, Failure};
 /// How often blocks are joined: when they become too few for the cluster, smaller ones are taken and planned again.
 const MAX_ROUNDS: usize = 4;
 
-/// Finds the best plan of a model whose stages can be written, where each device has layers of its own.
+/// Finds the best plan of a model whose stages can be written, where each device has layers of its own; plans that take `below`
+/// seconds for each micro-batch are of no use.
 pub(super) fn planned_alone(
     subject: Subject<'_>,
     request: &PlanRequest,
+    below: f64,
 ) -> Result<(Asked, Planned), Unplanned> {
     let question = Question::new(request, subject)?;
-    let found = searched(&question, subject, request);
+    let found = searched(&question, subject, request, below);
     match &request.from {
-        Some((path, given)) => carried::or_better((&question, subject), request, (path, given), found),
+        Some((path, given)) => {
+            carried::or_better((&question, subject), request, (path, given), found.map(ranked))
+        }
         None => found,
     }
+}
+
+/// Adds the other strategies' plans.
+pub(super) fn ranked((asked, mut solved): (Asked, Planned)) -> (Asked, Planned) {
+    solved.rank();
+    (asked, solved)
 }
 
 /// The same among the plans that are searched.
@@ -37,12 +47,13 @@ fn searched(
     question: &Question<'_>,
     subject: Subject<'_>,
     request: &PlanRequest,
+    below: f64,
 ) -> Result<(Asked, Planned), Unplanned> {
     let mut joined = BTreeSet::new();
     let mut reason: Option<String> = None;
     for _ in 0..MAX_ROUNDS {
         let given = question.given(&joined)?;
-        let found = refine::planned(question, request.strategy, &joined, given.as_ref());
+        let found = refine::planned(question, request.strategy, &joined, given.as_ref(), below);
         let (asked, solved) = found.map_err(|failed| {
             let (request, model) = (request.clone(), subject.path().to_path_buf());
             Unplanned::NotFound(Box::new(NotFound::new(request, model, failed, reason.take())))

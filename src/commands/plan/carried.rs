@@ -98,7 +98,7 @@ pub(super) fn or_better(
         }
         Err(_) => {
             let cut_space = CutSpace::of(&asked.problem);
-            Planned { best: own, others: Vec::new(), failed: Vec::new(), tried, cut_space }
+            Planned { best: own, others: Vec::new(), failed: Vec::new(), tried, cut_space, unranked: None }
         }
     };
     failure::note("the plan of --from is the fastest that was found for these devices");

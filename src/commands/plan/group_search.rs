@@ -35,7 +35,7 @@ pub(super) fn planned_by(
     degree: u32,
     way: Way<'_>,
 ) -> Result<(Asked, Planned), Unplanned> {
-    planned_of(shared(whole, request, degree, way)?)
+    planned_of(shared(whole, request, degree, way)?, f64::INFINITY)
 }
 
 /// Shares a model's layers among the given number of devices.
@@ -69,19 +69,27 @@ fn least_seconds((groups, alone): &Shared) -> Option<f64> {
     Some(Question::new(alone, Subject::Model(&groups.own)).ok()?.least_seconds())
 }
 
-/// Plans one device's share of a model.
-fn planned_of((groups, request): Shared) -> Result<(Asked, Planned), Unplanned> {
-    let (asked, mut solved) = planned_alone(Subject::Model(&groups.own), &request)?;
+/// Plans one device's share of a model; plans that take `below` seconds for each micro-batch are of no use.
+fn planned_of((groups, request): Shared, below: f64) -> Result<(Asked, Planned), Unplanned> {
+    let (asked, mut solved) = planned_alone(Subject::Model(&groups.own), &request, below)?;
     if request.strategy.is_none() && !runs(&solved.best) {
-        let position = solved.others.iter().position(runs);
-        match position {
-            Some(position) => std::mem::swap(&mut solved.best, &mut solved.others[position]),
-            None => failure::note(
-                "train.py cannot run this plan: it needs the same number of replicas for every shared stage",
-            ),
-        }
+        run_if_possible(&mut solved);
     }
     Ok((asked.of_groups(groups), solved))
+}
+
+/// Puts the best plan that `train.py` can run first.
+fn run_if_possible(solved: &mut Planned) {
+    solved.rank();
+    if runs(&solved.best) {
+        return;
+    }
+    match solved.others.iter().position(runs) {
+        Some(position) => std::mem::swap(&mut solved.best, &mut solved.others[position]),
+        None => failure::note(
+            "train.py cannot run this plan: it needs the same number of replicas for every shared stage",
+        ),
+    }
 }
 
 /// Plans a model each of whose operators is split over all devices that the fastest links join.
@@ -155,7 +163,7 @@ pub(super) fn planned_best(
             tried.push(SharedTried { degree, seconds_each: None, at_least });
             continue;
         }
-        let found = shared.and_then(planned_of);
+        let found = shared.and_then(|shared| planned_of(shared, ENOUGH * least));
         tried.push(SharedTried { degree, seconds_each: each(&found), at_least });
         least = least.min(each(&found).unwrap_or(f64::INFINITY));
         let is_taken = match (size(&found), size(&best)) {
@@ -167,7 +175,10 @@ pub(super) fn planned_best(
             best = found;
         }
     }
-    let (asked, plan) = best?;
+    let (asked, mut plan) = best?;
+    if asked.is_shared() && request.strategy.is_none() && plan.unranked.is_some() {
+        run_if_possible(&mut plan);
+    }
     if !asked.is_shared() && request.tensor_parallel == Degree::IfNeeded && tried.len() > 1 {
         let others: Vec<String> = tried[1..].iter().map(|one| one.degree.to_string()).collect();
         failure::note(format!(

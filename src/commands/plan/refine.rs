@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use partitioner::{
     Effort, Grain, Limits, MicroBatches, PlanError, Planned, Problem, Sliceable, Solution, Strategy,
-    bound_of_any_cut, plan_model, plan_near,
+    bound_of_any_cut, plan_model, plan_model_below, plan_near,
 };
 
 use super::asked::{Asked, Question};
@@ -28,18 +28,20 @@ type Found = (Asked, Planned);
 /// Blocks without a plan, and the reason.
 pub(super) type NoPlan = (Problem, PlanError);
 
-/// Finds the best plan over all grains.
+/// Finds the best plan over all grains; plans that take `below` seconds for each micro-batch are of no use, so blocks around
+/// their boundaries are opened, but not planned with all strategies.
 pub(super) fn planned(
     question: &Question<'_>,
     strategy: Option<Strategy>,
     joined: &BTreeSet<String>,
     given: Option<&Grain>,
+    below: f64,
 ) -> Result<Found, Vec<NoPlan>> {
     let model = question.sliceable();
     let replicated_chunks = strategy.is_some_and(Strategy::makes_chunks);
     let limits = Limits { replicated_chunks, ..Limits::NORMAL };
     let mut search =
-        Search { question, model: model.as_ref(), strategy, limits, best: None, failed: Vec::new() };
+        Search { question, model: model.as_ref(), strategy, limits, below, best: None, failed: Vec::new() };
     search.look_through(joined, given);
     if question.effort() == Effort::Thorough {
         search.look_closer();
@@ -53,6 +55,8 @@ struct Search<'a> {
     model: Option<&'a Sliceable<'a>>,
     strategy: Option<Strategy>,
     limits: Limits,
+    /// Seconds for each micro-batch from which on plans are of no use.
+    below: f64,
     /// The best plan, and its grain.
     best: Option<(Asked, Planned, Grain)>,
     /// Blocks of which there is no plan.
@@ -102,7 +106,7 @@ impl<'a> Search<'a> {
         self.limits = self.limits.times(Limits::MORE);
         let Some((_, solved, grain)) = &self.best else { return };
         let (grain, micro_batches) = (grain.clone(), solved.best.micro_batches);
-        let next = self.look_at(self.asked(&grain, Some(micro_batches)), &grain);
+        let next = self.look_at(self.asked(&grain, Some(micro_batches)), &grain, f64::INFINITY);
         let is_open = !self.question.is_given() && !self.strategy.is_some_and(Strategy::is_rule);
         if let Some(next) = next.filter(|_| is_open) {
             self.refine(next);
@@ -123,12 +127,13 @@ impl<'a> Search<'a> {
     /// Plans a model at a grain and keeps the plan if it is the best; returns the next grain, derived from its
     /// boundaries.
     fn look(&mut self, grain: &Grain) -> Option<Grain> {
-        self.look_at(self.asked(grain, None), grain)
+        self.look_at(self.asked(grain, None), grain, f64::INFINITY)
     }
 
-    fn look_at(&mut self, mut asked: Asked, grain: &Grain) -> Option<Grain> {
+    /// The same for plans below a limit, in seconds for each micro-batch.
+    fn look_at(&mut self, mut asked: Asked, grain: &Grain, below: f64) -> Option<Grain> {
         let like = self.best.as_ref().map(|(_, solved, _)| &solved.best);
-        let mut solved = match plan_model(&mut asked.problem, self.strategy, like) {
+        let mut solved = match plan_model_below(&mut asked.problem, self.strategy, like, below) {
             Ok(solved) => solved,
             Err(error) => {
                 self.failed.push((asked.problem, error));
@@ -196,7 +201,8 @@ impl<'a> Search<'a> {
         let is_better =
             |(seconds, _): &(f64, Grain)| self.seconds().is_none_or(|best| *seconds < best * (1.0 - GAIN));
         if let Some((_, grain)) = best.filter(is_better) {
-            self.look_at(self.asked(&grain, micro_batches), &grain);
+            let own = self.seconds().map_or(f64::INFINITY, |best| best * (1.0 - GAIN));
+            self.look_at(self.asked(&grain, micro_batches), &grain, own.min(self.below));
         }
     }
 

@@ -3,7 +3,7 @@
 use partitioner::Planned;
 
 use super::{
-    alone::planned_alone,
+    alone::{planned_alone, ranked},
     asked::Asked,
     group_search, micro_batch,
     no_plan::Unplanned,
@@ -26,12 +26,13 @@ pub fn planned(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
 
 /// The same for callers that need only the reason of a failure, without a search for changes that would help.
 pub fn attempt(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
-    match (subject, request.micro_batch_size) {
+    let found = match (subject, request.micro_batch_size) {
         (Subject::Model(workspace), Some(sizes)) => {
             micro_batch::of_best_size(workspace, request, sizes, of_one_size)
         }
         _ => of_one_size(subject, request),
-    }
+    };
+    found.map(ranked)
 }
 
 /// Plans with micro-batches as large as the model's inputs.
@@ -44,7 +45,7 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
         };
         return group_search::planned_operators(whole, request, method);
     }
-    let unshared = |request: &PlanRequest| planned_alone(subject, request);
+    let unshared = |request: &PlanRequest| planned_alone(subject, request, f64::INFINITY);
     let layers = Way::Layers(request.sequence_parallel);
     let ways = [
         (request.spatial, Way::Bands),
