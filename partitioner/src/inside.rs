@@ -17,6 +17,7 @@
 //! ```
 
 mod choices;
+mod dead_ends;
 mod eliminate;
 mod lagrange;
 mod mcmc;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::oracle::random_problems::{Dice, cases, is_skipped};
 
 use super::{
-    Choices, Cost, Limits, Matrix, NoSplit, Repeated, Totals, eliminate, eliminate::eliminate_within,
-    integer_program::solved, split,
+    Choices, Cost, Limits, Matrix, NoSplit, Repeated, Totals, dead_ends::Alive, eliminate,
+    eliminate::eliminate_within, integer_program::solved, split,
 };
 
 /// Returns a graph of a few operators with a few strategies, some of which are incompatible; sometimes the graph is
@@ -69,6 +69,35 @@ fn elimination_equals_trying_everything() {
         n_impossible += usize::from(best == f64::INFINITY);
     }
     assert!(n_impossible < cases(1000) / 4, "{n_impossible} graphs have no compatible strategies");
+}
+
+#[test]
+fn dead_ends_are_in_no_cheapest_choice() {
+    let mut dice = Dice(43);
+    let (mut n_left_out, mut n_all) = (0, 0);
+    for case in 0..cases(1000) {
+        let choices = graph(&mut dice, 6, 4);
+        if is_skipped(case) {
+            continue;
+        }
+        let prices: Vec<Vec<f64>> =
+            choices.nodes.iter().map(|node| node.iter().map(|cost| cost.seconds).collect()).collect();
+        let alive = Alive::of(&prices, &choices);
+        let best = least(&choices, |totals| totals.seconds);
+        each(&choices, |picks, totals| {
+            let is_left = picks.iter().enumerate().all(|(node, pick)| alive.strategies[node].contains(pick));
+            let is_cheapest = totals.seconds == best && best < f64::INFINITY;
+            assert!(is_left || !is_cheapest, "case {case}: {picks:?} of {choices:?}");
+        });
+        n_all += choices.nodes.iter().map(Vec::len).sum::<usize>();
+        n_left_out += choices
+            .nodes
+            .iter()
+            .zip(&alive.strategies)
+            .map(|(node, left)| node.len() - left.len())
+            .sum::<usize>();
+    }
+    assert!(n_left_out * 5 > n_all, "{n_left_out} of {n_all} strategies are left out");
 }
 
 #[test]

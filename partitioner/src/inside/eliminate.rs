@@ -3,8 +3,8 @@
 //! Eliminating an operator replaces the tables that contain it by one over its neighbours, with its least cost for each
 //! of their strategies (bucket elimination: Dechter 1999). OptCNN's node and edge eliminations (Jia et al. 2018) are
 //! the cases of one and two neighbours. The operator whose new table is smallest goes first. Time and memory are those
-//! of the largest table: strategies to the power of the graph's width (chain 1, Inception 2, a layer of a transformer
-//! 3).
+//! of the largest table: strategies, without dead ends (`dead_ends`), to the power of the graph's width (chain 1,
+//! Inception 2, a layer of a transformer 3).
 //!
 //! A table above a limit is not made: the tables that contain the operator are then eliminated in groups
 //! (mini-buckets), each as if it could choose independently. That gives a lower bound, and the strategies found are
@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Choices, Cost};
+use super::{Choices, Cost, Matrix, dead_ends::Alive};
 
 /// The most cells of a table: 128 MiB.
 const MAX_CELLS: usize = 1 << 24;
@@ -39,18 +39,20 @@ pub(super) fn eliminate_within(choices: &Choices, price: impl Fn(&Cost) -> f64, 
     if prices.iter().any(Vec::is_empty) {
         return Found { picks: vec![0; prices.len()], value: f64::INFINITY, bound: f64::INFINITY };
     }
-    let alone = |picks: &[usize]| prices.iter().zip(picks).map(|(node, &pick)| node[pick]).sum::<f64>();
-    let elimination = Elimination::of(prices.clone(), choices, &[], max_cells);
+    let alive = Alive::of(&prices, choices);
+    let elimination = Elimination::of(alive.kept(&prices), &alive.edges, &[], max_cells);
     let mut picks = vec![0; prices.len()];
     elimination.choose(&mut picks);
+    let picks = alive.named(&picks);
+    let alone: f64 = prices.iter().zip(&picks).map(|(node, &pick)| node[pick]).sum();
     let between = choices.edges.iter().map(|(a, b, matrix)| matrix.at(picks[*a], picks[*b])).sum::<f64>();
-    let value = alone(&picks) + between;
+    let value = alone + between;
     Found { picks, value, bound: elimination.constant.min(value) }
 }
 
 /// Eliminates all operators except some, without a limit on tables.
 pub(super) fn whole(prices: Vec<Vec<f64>>, choices: &Choices, keep: &[usize]) -> Elimination {
-    Elimination::of(prices, choices, keep, usize::MAX)
+    Elimination::of(prices, &choices.edges, keep, usize::MAX)
 }
 
 /// A table of costs over some operators, the last of which is the innermost dimension.
@@ -63,7 +65,7 @@ struct Table {
 /// Cells of an edge, shared with it, or of a table made by elimination.
 #[derive(Clone)]
 enum Cells {
-    Edge(Arc<super::Matrix>),
+    Edge(Arc<Matrix>),
     Own(Arc<Vec<f64>>),
 }
 
@@ -124,7 +126,12 @@ pub(super) struct Elimination {
 
 impl Elimination {
     /// Eliminates every operator except those to keep; each has at least one strategy.
-    pub(super) fn of(prices: Vec<Vec<f64>>, choices: &Choices, keep: &[usize], max_cells: usize) -> Self {
+    pub(super) fn of(
+        prices: Vec<Vec<f64>>,
+        edges: &[(usize, usize, Arc<Matrix>)],
+        keep: &[usize],
+        max_cells: usize,
+    ) -> Self {
         let sizes: Vec<usize> = prices.iter().map(Vec::len).collect();
         let mut this = Self { sizes, prices, eliminated: Vec::new(), kept: Vec::new(), constant: 0.0 };
         let mut tables: Vec<Option<Table>> = Vec::new();
@@ -133,7 +140,7 @@ impl Elimination {
             table.scope.iter().for_each(|&node| naming[node].push(tables.len()));
             tables.push(Some(table));
         };
-        for (a, b, matrix) in &choices.edges {
+        for (a, b, matrix) in edges {
             add(&mut tables, &mut naming, Table { scope: vec![*a, *b], cells: Cells::Edge(matrix.clone()) });
         }
         let cells_of = |node: usize, tables: &[Option<Table>], naming: &[Vec<usize>], sizes: &[usize]| {
