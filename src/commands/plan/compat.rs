@@ -71,7 +71,7 @@ fn answer(plan: &Plan, profile: &PipedreamProfile, found: &CompatPlan) -> PlanAn
         period_seconds: Some(found.period),
         data_parallel_seconds: Some(found.data_parallel),
         lower_bound_seconds: found.lower_bound,
-        gap: if found.lower_bound > 0.0 { found.period / found.lower_bound - 1.0 } else { 0.0 },
+        gap: if found.period > 0.0 { 1.0 - found.lower_bound / found.period } else { 0.0 },
         optimal: found.compressed.is_none(),
         stages: stages.collect(),
         ..PlanAnswer::default()

@@ -65,7 +65,7 @@ impl Groups {
             exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count()
                 as u64,
             exchange_seconds: exchanged.values().map(|(forward, backward)| forward + backward).sum(),
-            gap: if bound > 0.0 { (seconds / bound - 1.0).max(0.0) } else { 0.0 },
+            gap: if seconds > 0.0 { (1.0 - bound / seconds).max(0.0) } else { 0.0 },
             proved: sharing::proved(shared.proof),
             alone_seconds: shared.alone,
             tried: Vec::new(),
