@@ -171,6 +171,11 @@ impl Solution {
         }
     }
 
+    /// Returns the lower bound in seconds for each micro-batch.
+    pub fn lower_bound_each(&self) -> f64 {
+        self.lower_bound / self.micro_batches_of_objective()
+    }
+
     /// Lowers the bound to that of a larger family of plans, in seconds for each micro-batch.
     pub fn bound_by(&mut self, seconds_each: f64) {
         self.lower_bound = self.lower_bound.min(seconds_each * self.micro_batches_of_objective());

@@ -1077,7 +1077,7 @@ class _PlanAnswer(TypedDict):
     # Strategy that made the plan.
     strategy: str
 
-    # No plan of the family is faster.
+    # No plan is faster, or none of those that `bound_of` names.
     lower_bound_seconds: float
 
     # Optimality gap, as a share.
@@ -1135,6 +1135,9 @@ class PlanAnswer(_PlanAnswer, total=False):
 
     # Seconds of data parallelism by the same objective.
     data_parallel_seconds: Union[float, None]
+
+    # The plans that the lower bound holds for, if not for all: `gpipe plan with 2 stages`.
+    bound_of: Union[str, None]
 
     # Pinned calls: bounds and plans are under these pins.
     pins: list[str]
@@ -1797,6 +1800,10 @@ class TimesFrom(_TimesFrom, total=False):
 
     # Share of the predicted seconds from curves outside their fitted sizes, if any.
     outside: float
+
+    # Other types of devices, with how many times as long every operator takes there: their whole model's time over that
+    # of the first type.
+    others: dict[str, float]
 
 
 class _TraceAnswer(TypedDict):

@@ -454,9 +454,13 @@ pub struct Predicted {
     /// Steady-state time per micro-batch of an asynchronous or endless pipeline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub period: Option<Seconds>,
-    /// Lower bound: no plan of this model on this cluster is faster by the same objective.
+    /// Lower bound: no plan of this model on this cluster, or none of those that `bound_of` names, is faster by the same
+    /// objective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lower_bound: Option<Seconds>,
+    /// The plans that the lower bound holds for, if not for all: `gpipe plan with 2 stages`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound_of: Option<String>,
     /// Share of device time spent idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,
@@ -497,10 +501,14 @@ pub struct TimesFrom {
     /// Share of the predicted seconds from curves outside their fitted sizes, if any.
     #[serde(default, skip_serializing_if = "crate::profile::is_zero")]
     pub outside: f64,
+    /// Other types of devices, with how many times as long every operator takes there: their whole model's time over that of
+    /// the first type.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub others: IndexMap<String, f64>,
 }
 
 impl fmt::Display for TimesFrom {
-    /// Writes the model and its sources; shares below half a per cent are omitted.
+    /// Writes the model, its sources and the other devices; shares below half a per cent are omitted.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shares = self.shares.iter().map(|(source, share)| (source, (100.0 * share).round()));
         let shares: Vec<String> = shares
@@ -511,7 +519,8 @@ impl fmt::Display for TimesFrom {
         let outside = (100.0 * self.outside).round();
         let outside =
             if outside > 0.0 { format!("; {outside} % outside the measured sizes") } else { String::new() };
-        write!(f, "{outside})")
+        write!(f, "{outside})")?;
+        self.others.iter().try_for_each(|(name, factor)| write!(f, "; {name} {factor:.2} × as long"))
     }
 }
 

@@ -60,8 +60,11 @@ pub struct PlanAnswer {
     /// Seconds of data parallelism by the same objective.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_parallel_seconds: Option<f64>,
-    /// No plan of the family is faster.
+    /// No plan is faster, or none of those that `bound_of` names.
     pub lower_bound_seconds: f64,
+    /// The plans that the lower bound holds for, if not for all: `gpipe plan with 2 stages`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound_of: Option<String>,
     /// Optimality gap, as a share.
     pub gap: f64,
     /// Whether no plan of the family is better.

@@ -7,6 +7,7 @@ mod answer;
 mod applies;
 pub(super) mod arguments;
 mod asked;
+mod bound_of;
 mod carried;
 pub(super) mod clusters;
 #[cfg(feature = "peers")]
@@ -44,9 +45,7 @@ mod workload;
 #[cfg(not(feature = "peers"))]
 use self::without_peers::{compat, workload};
 pub use self::{
-    answer::{
-        ABOVE_THE_PEAK, holder, host, looked_at, proof_of_splits, rounded, sizes_tried, splits, with_pins,
-    },
+    answer::{ABOVE_THE_PEAK, holder, host, looked_at, proof_of_splits, rounded, sizes_tried, splits},
     arguments::{PlanArguments, RoundingArguments, matches, strategies},
     flags::Plan,
     input::Input,
@@ -56,6 +55,7 @@ pub use self::{
     search::{attempt, planned},
     step_size::StepSize,
     subject::Subject,
+    why::{one_device, slowest},
 };
 use self::{flags::Compat, objective::Aim};
 use crate::{failure::Failure, output::Output};

@@ -134,7 +134,7 @@ impl Split {
         let no_cluster = || Err(Failure::bug("there is no cluster, which the arguments require"));
         let request = self.asking.request(strategy.as_ref().ok().copied().flatten(), no_cluster);
         let (_, request) = both(both(strategy, self.asking.check_counts()), request)?;
-        // What would help is computed over all strategies, even if one is named.
+        // If nothing fits, what would help is computed over all strategies, even if one is named.
         let request = PlanRequest { alternatives: None, ..request };
         request.check()?;
         request.cost_models.require_used(&request.cluster)?;
@@ -174,6 +174,8 @@ impl Split {
         let file = asked.file(&solved.best);
         let beside = (&solved.others[..], &solved.failed[..]);
         let answer = asked.answer(request, Some(&solved.cut_space), &solved.best, beside, &file);
+        let one_device = plan::one_device(&asked.problem, &solved.best, &answer).filter(|one| one.fits);
+        let one_device = one_device.map(|one| one.seconds_each * f64::from(solved.best.micro_batches));
         let plan = file.plan;
         let name = workspace.file.stem();
         let (simulated, timeline) = simulate::simulated(&name, &plan)?;
@@ -184,7 +186,7 @@ impl Split {
         let program = workspace.program();
         Ok(Found {
             name,
-            one_device: one_device(&plan),
+            one_device,
             plan,
             answer,
             simulated,
@@ -255,14 +257,4 @@ impl Split {
         names.sort();
         Ok(names)
     }
-}
-
-/// Seconds of a step on one device of the first stage's type, if it fits there.
-fn one_device(plan: &Plan) -> Option<f64> {
-    let costs = plan.stages.iter().map(|stage| stage.cost);
-    let each: f64 = costs.clone().map(|c| c.forward.0 + c.input_gradient.0 + c.weight_gradient.0).sum();
-    // Parameters, their gradients and optimizer state stay; activations of one micro-batch at a time.
-    let memory: u64 = costs.map(|c| 2 * c.parameters.0 + c.optimizer.0 + c.activations.0).sum();
-    let type_ = plan.cluster.types.get(&plan.cluster.devices.first()?.type_)?;
-    (memory <= type_.usable().0).then_some(each * f64::from(plan.micro_batches))
 }

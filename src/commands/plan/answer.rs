@@ -49,9 +49,9 @@ pub fn print(
             output.json(&value)
         }
         Format::Text if plan.compare => {
-            output.text(&format!("{}\n{}\n", text(plan, answer, unit, why), compared(answer)))
+            output.text(&format!("{}\n{}\n", text(answer, unit, why), compared(answer)))
         }
-        Format::Text => output.text(&text(plan, answer, unit, why)),
+        Format::Text => output.text(&text(answer, unit, why)),
     }
 }
 
@@ -66,7 +66,7 @@ pub fn print_operators(
         return output.json(&serde_json::to_value(answer).map_err(Failure::input)?);
     }
     let written = match &answer.shared {
-        Some(shared) => format!("{}\n{}\n", text(plan, answer, Unit::MicroBatch, why), splits(shared)),
+        Some(shared) => format!("{}\n{}\n", text(answer, Unit::MicroBatch, why), splits(shared)),
         None => format!("{}: strategy {}\n", answer.model, answer.strategy),
     };
     output.text(&format!("{written}{predicted}"))
@@ -116,7 +116,7 @@ fn part_of(split: &str) -> String {
     }
 }
 
-fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
+fn text(answer: &PlanAnswer, unit: Unit, why: &str) -> String {
     let chunks = answer.chunks();
     let part = if chunks > 1 { "chunk" } else { "stage" };
     let mut rows = vec![[part, "blocks", "", "devices", "time", "memory", "bound by"].map(String::from)];
@@ -166,19 +166,13 @@ fn text(plan: &Plan, answer: &PlanAnswer, unit: Unit, why: &str) -> String {
         },
         _ => String::new(),
     };
-    // The bound of one strategy's plans does not hold for other strategies.
-    let is_asked = plan.asking.strategy != "auto" && plan.check.is_none();
-    let of = if is_asked { format!("{} ", answer.strategy) } else { String::new() };
-    let pinned = with_pins(answer);
-    // What is known of splits stands beside them.
-    let is_split = answer.shared.as_ref().is_some_and(|shared| !shared.operators.is_empty());
-    let of = if is_split { "plan of these splits".to_string() } else { format!("{of}plan{pinned}") };
-    let proof = match (answer.optimal, is_asked) {
-        (true, false) => format!("proven optimal{pinned}"),
-        (true, true) => format!("no {of} is faster"),
-        (false, _) => format!(
-            "at most {:.1} % from optimal (no {of} is faster than {})",
+    let proof = match (answer.optimal, &answer.bound_of) {
+        (true, None) => "proven optimal".to_string(),
+        (true, Some(of)) => format!("no {of} is faster"),
+        (false, of) => format!(
+            "at most {:.1} % from optimal (no {} is faster than {})",
             (answer.gap * 100.0).max(0.1),
+            of.as_deref().unwrap_or("plan"),
             unit.shown(answer.lower_bound_seconds)
         ),
     };
@@ -221,12 +215,13 @@ fn forward_only(answer: &PlanAnswer) -> String {
     };
     let sequences =
         cache.sequences.map_or_else(String::new, |count| format!(" for {count} concurrent sequences"));
+    let on_each = if answer.shared.is_some() { " on each device" } else { "" };
     let most = match cache.most_tokens {
         Some(most) => format!("; these stages have room for {most} tokens"),
         None => String::new(),
     };
     format!(
-        "forward pass only, with keys and values of {} tokens{sequences}: {} per token and sequence in {} {}{most}; times include reading only as many of them as the trace reads\n",
+        "forward pass only, with keys and values of {} tokens{sequences}: {} per token and sequence{on_each} in {} {}{most}; times include reading only as many of them as the trace reads\n",
         cache.tokens,
         cache.bytes_per_token,
         cache.attentions,
@@ -266,7 +261,7 @@ pub fn shared(answer: &PlanAnswer) -> String {
         None => format!("each layer on {} devices", shared.degree),
     };
     let mut text = format!(
-        "{how}, which share {:.1} % of its FLOPs; {} exchanges take {} per micro-batch\n",
+        "{how}, which share {:.1} % of the model's FLOPs; {} exchanges take {} per micro-batch\n",
         100.0 * shared.split_flops,
         shared.exchanges,
         Seconds(shared.exchange_seconds)
@@ -359,11 +354,6 @@ pub fn rounded(value: f64) -> String {
         text.push(digit);
     }
     text
-}
-
-/// Names the pinned calls that a plan keeps: without pins, others may be faster.
-pub fn with_pins(answer: &PlanAnswer) -> String {
-    if answer.pins.is_empty() { String::new() } else { format!(" with {} pinned", answer.pins.join(", ")) }
 }
 
 /// The times per sample of the other micro-batch sizes that were tried.

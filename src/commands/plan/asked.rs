@@ -17,6 +17,7 @@ use simulator::Timeline;
 use super::{
     answer,
     arguments::is_meant,
+    bound_of::BoundOf,
     constraints, costs,
     groups::Groups,
     inference::{self, Forward},
@@ -27,7 +28,7 @@ use super::{
     subject::Subject,
 };
 use crate::{
-    commands::simulate, failure::Failure, files, model, nearest::meant, program::PROGRAM,
+    commands::simulate, failure::Failure, files, model, nearest::meant, program::PROGRAM, sharing::Way,
     workspace::Workspace,
 };
 
@@ -78,6 +79,8 @@ pub struct Asked {
     groups: Option<Groups>,
     /// The constraints on its stages.
     constraints: Constraints,
+    /// The plans that the lower bound holds for.
+    bound_of: BoundOf,
     /// The model with its micro-batch size, if that is not the trace's, and all sizes that were tried.
     sized: (Option<Workspace>, Vec<MicroBatchSizeTried>),
 }
@@ -218,6 +221,7 @@ impl<'a> Question<'a> {
             n_operators,
             groups: None,
             constraints: self.request.constraints.clone(),
+            bound_of: BoundOf::of(self.request),
             sized: (None, Vec::new()),
         }
     }
@@ -264,8 +268,19 @@ impl Asked {
     }
 
     /// Records the micro-batch size that was planned, if it is not the trace's, and the other sizes tried.
-    pub(super) fn of_size(self, model: Option<Workspace>, tried: Vec<MicroBatchSizeTried>) -> Self {
+    pub(super) fn of_size(mut self, model: Option<Workspace>, tried: Vec<MicroBatchSizeTried>) -> Self {
+        if let Some(samples) = self.samples().filter(|_| tried.len() > 1) {
+            self.bound_of.add(format!("micro-batches of {samples} samples"));
+        }
         Self { sized: (model, tried), ..self }
+    }
+
+    /// Records that all plans that were looked for share layers in the requested way.
+    pub(super) fn sharing_asked(mut self, way: Way<'_>) -> Self {
+        if let Some(groups) = &self.groups {
+            self.bound_of.add_sharing(groups.degree(), way);
+        }
+        self
     }
 
     /// Records the tried numbers of devices that share each layer.
@@ -292,6 +307,7 @@ impl Asked {
     /// Returns a solution as the plan to write: with its optimality gap and the simulated bubble.
     pub fn file(&self, solution: &Solution) -> PlanFile {
         let mut plan = self.plan(solution);
+        plan.predicted.bound_of = self.bound_of.words(solution);
         plan.micro_batch_size = self.sized.0.as_ref().and_then(|_| self.samples());
         plan.constraints = Some(self.constraints.clone()).filter(|own| *own != Constraints::default());
         if let Some((ends, from)) = &self.uncertain {
@@ -337,12 +353,13 @@ impl Asked {
         let problem = &self.problem;
         let is_small = problem.blocks.len() * problem.machine.devices.len() <= 20_000;
         let changes = match cut_space {
-            Some(cut_space) if is_small => what_if(problem, cut_space, solution, request.alternatives),
+            Some(cut_space) if is_small => what_if(problem, cut_space, solution, request.strategy),
             _ => Vec::new(),
         };
         let mut answer = answer_of(&self.model.name, problem, solution, others, failed, &changes);
         let predicted = &file.plan.predicted;
         answer.bubble = predicted.bubble;
+        answer.bound_of.clone_from(&predicted.bound_of);
         answer.operators = self.n_operators;
         answer.effort = Some(request.effort.name().to_string()).filter(|_| request.effort != Effort::Normal);
         answer.micro_batch_sizes_tried.clone_from(&self.sized.1);
@@ -466,6 +483,9 @@ fn times(
     for (name, type_) in &cluster.types {
         let Some((_, other)) = whole(name) else { continue };
         let relative = if other > 0.0 { total / other } else { 1.0 };
+        if *name != cluster.devices[0].type_ && cluster.devices.iter().any(|placed| placed.type_ == *name) {
+            times.from.others.insert(name.clone(), 1.0 / (type_.speed.unwrap_or(1.0) * relative));
+        }
         for (device, placed) in machine.devices.iter_mut().zip(&cluster.devices) {
             if placed.type_ == *name {
                 device.speed = type_.speed.unwrap_or(1.0) * relative;

@@ -157,5 +157,6 @@ pub fn from(model: &CostModel, predicted: &Costs, graph: &ModelGraph, options: &
             .map(|(source, seconds)| (source.name().to_string(), seconds / total))
             .collect(),
         outside: predicted.outside(),
+        others: IndexMap::new(),
     }
 }

@@ -35,7 +35,8 @@ pub(super) fn planned_by(
     degree: u32,
     way: Way<'_>,
 ) -> Result<(Asked, Planned), Unplanned> {
-    planned_of(shared(whole, request, degree, way)?, f64::INFINITY)
+    let (asked, planned) = planned_of(shared(whole, request, degree, way)?, f64::INFINITY)?;
+    Ok((asked.sharing_asked(way), planned))
 }
 
 /// Shares a model's layers among the given number of devices.
@@ -152,18 +153,27 @@ pub(super) fn planned_best(
     let size = |found: &Result<(Asked, Planned), Unplanned>| {
         found.as_ref().ok().map(|(_, plan)| (plan.best.micro_batches, plan.best.seconds_each()))
     };
+    let bound_of = |found: &Result<(Asked, Planned), Unplanned>| {
+        found.as_ref().map_or(f64::INFINITY, |(_, plan)| plan.best.lower_bound_each())
+    };
     let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first), at_least: None }];
     let mut least = each(&first).unwrap_or(f64::INFINITY);
+    let mut bound = bound_of(&first);
     let mut best = first;
     for degree in fits {
         let shared = shared(whole, request, degree, way);
         let is_slower = |bound: &f64| *bound > ENOUGH * least;
-        let at_least = shared.as_ref().ok().and_then(least_seconds).filter(is_slower);
-        if at_least.is_some() {
+        let by_work = shared.as_ref().ok().and_then(least_seconds);
+        let at_least = by_work.filter(is_slower);
+        if let Some(least) = at_least {
+            bound = bound.min(least);
             tried.push(SharedTried { degree, seconds_each: None, at_least });
             continue;
         }
+        let is_first = least == f64::INFINITY;
         let found = shared.and_then(|shared| planned_of(shared, ENOUGH * least));
+        // Where only plans near the best are looked for, the work bounds the others.
+        bound = bound.min(by_work.filter(|_| !is_first).unwrap_or_else(|| bound_of(&found)));
         tried.push(SharedTried { degree, seconds_each: each(&found), at_least });
         least = least.min(each(&found).unwrap_or(f64::INFINITY));
         let is_taken = match (size(&found), size(&best)) {
@@ -179,6 +189,7 @@ pub(super) fn planned_best(
     if asked.is_shared() && request.strategy.is_none() && plan.unranked.is_some() {
         run_if_possible(&mut plan);
     }
+    plan.best.bound_by(bound);
     if !asked.is_shared() && request.tensor_parallel == Degree::IfNeeded && tried.len() > 1 {
         let others: Vec<String> = tried[1..].iter().map(|one| one.degree.to_string()).collect();
         failure::note(format!(

@@ -52,6 +52,10 @@ fn run(
     output: &mut Output,
 ) -> Result<(), Failure> {
     if let Some(given) = given {
+        // What a plan was asked to recompute does not make room.
+        let mut request = request.clone();
+        request.constraints.recompute = given.constraints.clone().unwrap_or_default().recompute;
+        let request = &request;
         let (asked, checked) = checked(subject, request, &given)?;
         let problem = &asked.problem;
         let solution = checked.map_err(|error| {

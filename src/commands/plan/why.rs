@@ -2,34 +2,52 @@
 
 use std::collections::BTreeMap;
 
-use partitioner::{MachineDevice, MadeBy, Objective, Problem, Solution, SolutionStage, Strategy};
-use schema::{Bytes, InferenceObjective, PlanAnswer, RecomputeUnit, Seconds};
+use partitioner::{
+    MachineDevice, MadeBy, MicroBatches, Objective, Problem, Solution, SolutionStage, Strategy,
+};
+use schema::{Bytes, InferenceObjective, PlanAnswer, RecomputeUnit, Seconds, StageAnswer};
+use simulator::order::Schedule;
 
 use super::answer::{holder, titled};
 
 /// The most stages whose recomputed blocks are listed one by one.
 const STAGES: usize = 4;
+/// A smaller difference of two plans' times is shown as zero.
+const SAME: f64 = 5e-4;
 
 /// Explains a plan.
 pub fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String {
     let sentences = [
-        slowest(problem, solution, answer),
+        explained(problem, solution, answer),
         ends(solution),
         thrown_away(solution),
         Some(memory(problem, solution, answer)),
         unused(problem, solution),
-        one_device(problem, solution, answer),
-        others(answer),
+        alone(problem, solution, answer),
+        others(problem, answer),
         what_would_help(answer),
     ];
     sentences.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
+/// Returns the stage that takes longest; of two copies of the model, one of the device whose two stages do.
+pub fn slowest(answer: &PlanAnswer) -> Option<usize> {
+    let has_both = two_copies(answer);
+    let seconds = |stage: &StageAnswer| if has_both { stage.compute_seconds } else { stage.seconds };
+    let stages = answer.stages.iter().enumerate();
+    stages.max_by(|a, b| seconds(a.1).total_cmp(&seconds(b.1))).map(|(index, _)| index)
+}
+
+/// Tells whether each device has a stage of both ends of the model.
+fn two_copies(answer: &PlanAnswer) -> bool {
+    let schedule = answer.schedule.as_deref().and_then(|name| Schedule::from_name(name).ok());
+    schedule.is_some_and(|schedule| schedule.copies() > 1)
+}
+
 /// Explains the slowest stage.
-fn slowest(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<String> {
-    let stages = solution.stages.iter().enumerate();
-    let (index, stage) = stages.max_by(|a, b| a.1.score.seconds.total_cmp(&b.1.score.seconds))?;
-    let score = &stage.score;
+fn explained(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<String> {
+    let index = slowest(answer)?;
+    let score = &solution.stages.get(index)?.score;
     let parts = [(score.compute, "compute"), (score.sync, "sync"), (score.transfer, "transfers")];
     let parts: Vec<String> = parts
         .into_iter()
@@ -47,6 +65,23 @@ fn slowest(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Optio
         "host" => "the host, which calls operators one by one,",
         other => other,
     };
+    if two_copies(answer) {
+        let other = solution.stages.len() - 1 - index;
+        let (first, last) = (index.min(other), index.max(other));
+        let name = |stage: usize| answer.stages[stage].devices.join(" ");
+        return Some(if first == last {
+            format!(
+                "{} is the busiest device, with stage {index} of both copies: {parts} per micro-batch; {bound_by} bounds it.",
+                name(first)
+            )
+        } else {
+            format!(
+                "{} and {} are the busiest devices, each with stages {first} and {last} of the two copies: {parts} per micro-batch; {bound_by} bounds them.",
+                name(first),
+                name(last)
+            )
+        });
+    }
     let mut text = format!("{part} {index} is the slowest: {parts} per micro-batch; {bound_by} bounds it.");
     if solution.chunks() > 1 {
         let mut busy: BTreeMap<usize, f64> = BTreeMap::new();
@@ -170,53 +205,72 @@ fn unused(problem: &Problem, solution: &Solution) -> Option<String> {
     })
 }
 
-/// The time on the fastest device alone, and whether the model fits it.
-fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<String> {
-    let each = solution.seconds_each();
-    let name = Strategy::OneDevice.name();
-    if problem.training.inference.is_some() {
-        return None;
+/// The whole model on the fastest device alone.
+pub struct OneDevice {
+    /// Seconds of a micro-batch, with enough memory if it does not fit.
+    pub seconds_each: f64,
+    /// Whether it fits.
+    pub fits: bool,
+}
+
+/// Returns the time on the fastest device alone; `None` if nothing takes time.
+pub fn one_device(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<OneDevice> {
+    let fitting = |seconds_each: f64| OneDevice { seconds_each, fits: true };
+    if solution.made_by == MadeBy::Strategy(Strategy::OneDevice) {
+        return Some(fitting(solution.seconds_each()));
     }
-    if problem.machine.devices.len() < 2
+    let name = Strategy::OneDevice.name();
+    let known = answer.runners_up.iter().find(|other| other.strategy == name);
+    if let Some(one) = known.and_then(|other| other.seconds) {
+        return Some(fitting(one));
+    }
+    let mut free = problem.clone();
+    (free.training.stages, free.begins) = (None, None);
+    free.training.micro_batches = MicroBatches::About(solution.micro_batches);
+    free.pins.clear();
+    // If a number of stages was requested, one device was refused only for that.
+    let may_fit = known.is_none() || problem.training.stages.is_some();
+    if may_fit
+        && partitioner::fits(&free, Strategy::OneDevice)
+        && let Ok(found) = partitioner::plan_with(&free, Strategy::OneDevice)
+    {
+        return Some(fitting(found.seconds_each()));
+    }
+    let speed = problem.machine.devices.iter().map(|device| device.speed).fold(0.0, f64::max);
+    let seconds_each = problem.seconds() / speed + 2.0 * problem.training.host_overhead.0;
+    (seconds_each > 0.0).then_some(OneDevice { seconds_each, fits: false })
+}
+
+/// Tells how long the fastest device alone would take.
+fn alone(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<String> {
+    let each = solution.seconds_each();
+    if problem.training.inference.is_some()
+        || problem.machine.devices.len() < 2
         || solution.made_by == MadeBy::Strategy(Strategy::OneDevice)
         || each <= 0.0
     {
         return None;
     }
     let holder = holder(answer);
-    let known = answer.runners_up.iter().find(|other| other.strategy == name);
-    if let Some(one) = known.and_then(|other| other.seconds) {
-        return Some(takes(&holder, one, each));
-    }
-    let speed = problem.machine.devices.iter().map(|device| device.speed).fold(0.0, f64::max);
-    let one = problem.seconds() / speed;
-    // If a number of stages was requested, one device was refused only for that.
-    let fits = (known.is_none() || problem.training.stages.is_some()) && {
-        let mut free = problem.clone();
-        (free.training.stages, free.begins) = (None, None);
-        free.pins.clear();
-        partitioner::fits(&free, Strategy::OneDevice)
-    };
+    let OneDevice { seconds_each: one, fits } = one_device(problem, solution, answer)?;
+    let (seconds, times) = (Seconds(one), one / each);
     Some(if fits {
-        takes(&holder, one, each)
+        format!("One {holder} would take {seconds} per micro-batch, {times:.2} times as long.")
     } else {
         format!(
-            "The model does not fit one {holder}; with enough memory it would take {} per micro-batch there, {:.2} times as long.",
-            Seconds(one),
-            one / each
+            "The model does not fit one {holder}; with enough memory it would take {seconds} per micro-batch there, {times:.2} times as long."
         )
     })
 }
 
-fn takes(holder: &str, one: f64, each: f64) -> String {
-    format!("One {holder} would take {} per micro-batch, {:.2} times as long.", Seconds(one), one / each)
-}
-
 /// Other strategies: those faster than the requested one, and the next best.
-fn others(answer: &PlanAnswer) -> Option<String> {
+fn others(problem: &Problem, answer: &PlanAnswer) -> Option<String> {
+    // On one device most strategies have the same plan.
+    let is_other = |loses: f64| problem.machine.devices.len() > 1 || loses.abs() >= SAME;
     let list = |is_wanted: &dyn Fn(f64) -> bool| -> Vec<String> {
         // Pipelines without a flush may be faster; they train with stale weights.
         let others = answer.runners_up.iter().filter(|other| other.strategy != Strategy::PipeDream.name());
+        let others = others.filter(|other| other.loses.is_some_and(is_other));
         others
             .filter_map(|other| Some((other, other.loses.filter(|loses| is_wanted(*loses))?)))
             .map(|(other, loses)| {
@@ -234,7 +288,7 @@ fn others(answer: &PlanAnswer) -> Option<String> {
     (!said.is_empty()).then(|| said.join(" "))
 }
 
-/// The gains of changes to the cluster.
+/// The gains of changes to the cluster: plans for it are searched less far than the plan itself.
 fn what_would_help(answer: &PlanAnswer) -> Option<String> {
     let gains: Vec<String> = answer
         .what_if
@@ -242,5 +296,5 @@ fn what_would_help(answer: &PlanAnswer) -> Option<String> {
         .filter(|change| change.gains > 0.001)
         .map(|change| format!("{} {:.1} %", change.change, change.gains * 100.0))
         .collect();
-    (!gains.is_empty()).then(|| format!("What would help: {}.", gains.join(", ")))
+    (!gains.is_empty()).then(|| format!("What would help (at least, in throughput): {}.", gains.join(", ")))
 }

@@ -68,7 +68,7 @@ fn tried(found: &Found) -> String {
 
 fn help(found: &Found) -> String {
     let row = |change: &schema::WhatIf| {
-        [change.change.clone(), format!("{:+.1} % throughput", 100.0 * change.gains)]
+        [change.change.clone(), format!("at least {:+.1} % throughput", 100.0 * change.gains)]
     };
     let mut rows: Vec<[String; 2]> = found.answer.what_if.iter().map(row).collect();
     let step = found.simulated.step_seconds.0.max(f64::MIN_POSITIVE);

@@ -1,7 +1,7 @@
 //! The screen that `split` prints at the end.
 
 use partitioner::Strategy;
-use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, Seconds, SplitAnswer};
+use schema::{ANSWER_VERSION, ByHand, Bytes, Plan, PlanAnswer, Seconds, SplitAnswer};
 
 use super::{super::plan, Found, compare::Row, explain};
 use crate::{
@@ -237,20 +237,11 @@ fn figures(found: &Found) -> String {
     if let Some(host) = plan::host(answer) {
         text.push_str(&labelled("host        ", &host, 12));
     }
-    text.push_str(&if answer.optimal {
-        format!("optimal     proven for the planner's objective{}\n", plan::with_pins(answer))
-    } else {
-        format!(
-            "optimal     at most {:.1} % away: no plan{} is faster than {}\n",
-            (100.0 * answer.gap).max(0.1),
-            plan::with_pins(answer),
-            Seconds(answer.lower_bound_seconds)
-        )
-    });
+    text.push_str(&labelled("optimal     ", &proof(answer), 12));
     if let Some(looked_at) = plan::looked_at(answer) {
         text.push_str(&format!("            {looked_at}\n"));
     }
-    let slowest = answer.stages.iter().enumerate().max_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
+    let slowest = plan::slowest(answer).and_then(|index| Some((index, answer.stages.get(index)?)));
     if let Some((index, stage)) = slowest.filter(|_| answer.stages.len() > 1) {
         let part = if answer.stages.len() > found.plan.n_ranks() { "chunk" } else { "stage" };
         text.push_str(&format!("bottleneck  {part} {index}, bound by {}\n", stage.bound_by));
@@ -264,7 +255,7 @@ fn figures(found: &Found) -> String {
     let best = answer.what_if.iter().max_by(|a, b| a.gains.total_cmp(&b.gains));
     if let Some(change) = best.filter(|change| change.gains > 0.001) {
         text.push_str(&format!(
-            "would help  {} ({:+.1} % throughput)\n",
+            "would help  {} (at least {:+.1} % throughput)\n",
             change.change,
             100.0 * change.gains
         ));
@@ -276,6 +267,20 @@ fn figures(found: &Found) -> String {
         text.push_str(&format!("warning     {} runs out of memory in the simulation\n", memory.device));
     }
     text
+}
+
+/// Says how good the plan is, and beside which others.
+fn proof(answer: &PlanAnswer) -> String {
+    match (answer.optimal, &answer.bound_of) {
+        (true, None) => "proven for the planner's objective".to_string(),
+        (true, Some(of)) => format!("no {of} is faster, by the planner's objective"),
+        (false, of) => format!(
+            "at most {:.1} % away: no {} is faster than {}",
+            (100.0 * answer.gap).max(0.1),
+            of.as_deref().unwrap_or("plan"),
+            Seconds(answer.lower_bound_seconds)
+        ),
+    }
 }
 
 /// Explains the number of micro-batches, if it was chosen here.

@@ -116,11 +116,15 @@ fn plan_cards(out: &mut String, planned: &Planned<'_>) {
         && bound.0 > 0.0
     {
         let gap = (1.0 - bound.0 / step.0).max(0.0);
-        let (figure, note) = if gap < PROVEN {
-            ("0 %".to_string(), "proven, by the planner's objective".to_string())
-        } else {
+        let of = plan.predicted.bound_of.as_deref();
+        let (figure, note) = match of {
+            None if gap < PROVEN => ("0 %".to_string(), "proven, by the planner's objective".to_string()),
+            Some(of) if gap < PROVEN => ("0 %".to_string(), format!("no {of} is faster")),
             // Rounded up, so that the bound holds as shown.
-            (format!("≤ {}", percent((1e3 * gap).ceil() / 1e3)), format!("no plan is faster than {bound}"))
+            of => (
+                format!("≤ {}", percent((1e3 * gap).ceil() / 1e3)),
+                format!("no {} is faster than {bound}", of.unwrap_or("plan")),
+            ),
         };
         card(out, "", "Optimality gap", &figure, &note);
     }
