@@ -4,6 +4,7 @@
 
 mod oracle;
 mod validate;
+mod warm;
 
 use std::{
     fs,
@@ -11,13 +12,21 @@ use std::{
     process::Command,
 };
 
+use warm::warm;
+
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
+fn python() -> PathBuf {
+    root().join(".venv/bin/python")
+}
+
 /// Runs a program; returns whether it succeeded, and all that it said.
 fn run(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> (bool, String) {
-    let output = Command::new(program).args(arguments).env("OMP_NUM_THREADS", "1").output().unwrap();
+    let mut command = Command::new(program);
+    command.args(arguments).env("OMP_NUM_THREADS", "1");
+    let output = command.env("MODEL_ANALYZE_PYTHON", warm(&python(), &[])).output().unwrap();
     let said = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8_lossy(&said).into_owned())
 }
@@ -26,12 +35,16 @@ fn command(arguments: &[&str]) -> (bool, String) {
     run(env!("CARGO_BIN_EXE_model-analyze"), arguments)
 }
 
+/// Compares a schedule with one process; `train.py` starts its own ranks.
 fn check(folder: &Path, more: &[&str]) -> (bool, String) {
     let script = folder.join("train.py");
-    run(
-        root().join(".venv/bin/python"),
-        &[&[script.to_str().unwrap(), "--check", "--allow-eval"], more].concat(),
-    )
+    run(python(), &[&[script.to_str().unwrap(), "--check", "--allow-eval"], more].concat())
+}
+
+/// The same on ranks that are forked: importing torch is most of what each does.
+fn check_forked(folder: &Path, world: u32, more: &[&str]) -> (bool, String) {
+    let (script, folder) = (root().join("tests/oracle/check.py"), folder.to_str().unwrap());
+    run(python(), &[&[script.to_str().unwrap(), folder, &world.to_string()], more].concat())
 }
 
 /// As a user types it: `split` chooses cuts and schedule, `train.py` starts its own ranks.
@@ -80,7 +93,7 @@ fn what_split_writes_trains_as_one_process_does() {
     let entry = source.lines().find(|line| line.contains("= self.shard.copy(")).unwrap();
     let wrong = entry.replace("self.shard.copy(", "(");
     fs::write(&stage, source.replacen(entry, &wrong, 1)).unwrap();
-    let (is_same, said) = check(&out, &["--allow-changes"]);
+    let (is_same, said) = check_forked(&out, 4, &["--allow-changes"]);
     assert!(!is_same && said.contains("different"), "{said}");
     let (is_same, said) = command(&["verify", folder, "--steps", "2", "--allow-changes"]);
     assert!(!is_same && said.contains("the first difference is in stage 0: gradient of"), "{said}");
@@ -191,7 +204,7 @@ fn replicas_of_shared_layers_share_out_their_state() {
         assert!(is_split && said.contains(&format!("each layer on 2 devices sharded by {level}")), "{said}");
         assert_eq!(said.contains("train.py refuses"), !refused.is_empty(), "{said}");
         assert!(said.contains(refused), "{said}");
-        let (is_same, said) = check(&out, &[]);
+        let (is_same, said) = check_forked(&out, 4, &[]);
         let told = if refused.is_empty() {
             "on 4 ranks"
         } else {
@@ -209,9 +222,8 @@ fn sequences_in_parts_train_as_whole_ones() {
     let (folder, model, source) = (path("out"), path("decoder.pt"), path("decoder.py"));
     let (folder, model) = (folder.as_str(), model.as_str());
     fs::write(&source, DECODER).unwrap();
-    let python = root().join(".venv/bin/python");
     let trace = ["trace", &format!("{source}:Decoder"), "--input", "2x6:int64", "--seed", "1", "-o", model];
-    let (is_traced, said) = command(&[&trace[..], &["--python", python.to_str().unwrap()]].concat());
+    let (is_traced, said) = command(&trace);
     assert!(is_traced, "{said}");
     let asked = ["--devices", "3xh100", "--context-parallel", "3", "--stages", "1", "-o", folder];
     let (is_split, said) = command(&[&["split", model][..], &asked].concat());
@@ -224,7 +236,7 @@ fn sequences_in_parts_train_as_whole_ones() {
     let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2"]);
     assert!(is_same && said.contains("all 3 ranks hold are the same to the last bit"), "{said}");
     assert!(said.contains("exchanged   forward, all-gather"), "{said}");
-    let (is_same, said) = check(&out, &[]);
+    let (is_same, said) = check_forked(&out, 3, &[]);
     assert!(is_same && said.contains("on 3 ranks") && said.contains("the same"), "{said}");
     let export = |name: &str| fs::read_to_string(out.join("exports").join(name)).unwrap();
     assert!(export("megatron.txt").contains("--context-parallel-size 3"));
@@ -341,9 +353,8 @@ fn experts_on_different_devices_give_what_one_gives() {
     let (folder, model, source) = (path("out"), path("mixture.pt"), path("mixture.py"));
     let (folder, model) = (folder.as_str(), model.as_str());
     fs::write(&source, MIXTURE).unwrap();
-    let python = root().join(".venv/bin/python");
     let trace = ["trace", &format!("{source}:Mixture"), "--input", "2x6:int64", "--seed", "1", "-o", model];
-    let (is_traced, said) = command(&[&trace[..], &["--python", python.to_str().unwrap()]].concat());
+    let (is_traced, said) = command(&trace);
     assert!(is_traced, "{said}");
     // Devices on which arithmetic is all that counts.
     let cluster = path("cluster.yaml");
@@ -405,11 +416,9 @@ fn a_dense_part_lies_on_one_device() {
         (path("out"), path("alexnet.pt"), path("alexnet.py"), path("cluster.yaml"));
     let (folder, model) = (folder.as_str(), model.as_str());
     fs::write(&source, ALEXNET).unwrap();
-    let python = root().join(".venv/bin/python");
-    let python = ["--python", python.to_str().unwrap()];
     let of = format!("{source}:AlexNet");
     let trace = ["trace", &of, "--train", "--input", "64x1x28x28", "--seed", "0", "-o", model];
-    let (is_traced, said) = command(&[&trace[..], &python].concat());
+    let (is_traced, said) = command(&trace);
     assert!(is_traced, "{said}");
     // It is found where sums of the dense part's gradients take longer than its work, and not where they do not.
     let at = |peak: &str| {
@@ -432,11 +441,8 @@ fn a_dense_part_lies_on_one_device() {
     let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2"]);
     assert!(is_same && said.contains("all 2 ranks hold are the same to the last bit"), "{said}");
     assert!(said.contains("forward, point-to-point 2 times: 87040 bytes, as planned"), "{said}");
-    let said = Command::new(root().join(".venv/bin/python"))
-        .arg(root().join("tests/oracle/on_first.py"))
-        .arg(folder)
-        .output()
-        .unwrap();
+    let said =
+        Command::new(python()).arg(root().join("tests/oracle/on_first.py")).arg(folder).output().unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
     // What comes back is lost on the way to the convolutions.
     let place_of_fault = Path::new(folder).join("stages/shards.py");
@@ -560,7 +566,7 @@ fn stages_of_images_in_bands_train_as_one_process_does() {
     assert!(is_split && said.contains("images in 3 bands"), "{said}");
     let plan = fs::read_to_string(out.join("plan.yaml")).unwrap();
     assert!(plan.contains("bands: true"), "{plan}");
-    let (is_same, said) = check(&out, &[]);
+    let (is_same, said) = check_forked(&out, 6, &[]);
     assert!(is_same && said.contains("on 6 ranks") && said.contains("the same"), "{said}");
     // What somebody has changed is taken, or refused by its name.
     let changed = place.path().join("changed.yaml");

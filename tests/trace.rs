@@ -11,14 +11,14 @@ use assert_cmd::Command;
 use tempfile::TempDir;
 use tracer::{DType, Program, read_archive};
 use validate::validate;
-use warm::warm;
+use warm::{FOR_TRACES, warm};
 
 mod needs;
 mod validate;
 mod warm;
 
 fn python() -> Option<PathBuf> {
-    needs::python().map(|python| warm(&python))
+    needs::python().map(|python| warm(&python, FOR_TRACES))
 }
 
 fn command(python: &Path) -> Command {

@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::Output};
 
 use needs::python;
 use tracer::{Comparison, Program, read_archive};
-use warm::warm;
+use warm::{FOR_TRACES, warm};
 
 mod needs;
 mod warm;
@@ -21,7 +21,7 @@ fn write(python: &Path, folder: &Path, script: &str) {
 
 fn run(python: &Path, folder: &Path, arguments: &[&str]) -> Output {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_model-analyze"));
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).env("MODEL_ANALYZE_PYTHON", warm(python));
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).env("MODEL_ANALYZE_PYTHON", warm(python, FOR_TRACES));
     command.env("OMP_NUM_THREADS", "1").env("NO_COLOR", "1").arg("trace").args(arguments);
     command.arg("-o").arg(folder.join("model.pt")).output().unwrap()
 }

@@ -18,8 +18,10 @@ use std::{
 use assert_cmd::Command;
 use needs::python;
 use serde_json::Value;
+use warm::warm;
 
 mod needs;
+mod warm;
 
 const MODELS: &str = "
 import torch
@@ -129,7 +131,7 @@ fn split(python: &Path, place: &Path, model: &str, input: &str) -> PathBuf {
     let (archive, out) = (place.join(format!("{model}.pt")), place.join(model));
     let target = format!("{}:{model}", file.display());
     let mut trace = command();
-    trace.env("MODEL_ANALYZE_PYTHON", python).args(["trace", &target]);
+    trace.env("MODEL_ANALYZE_PYTHON", warm(python, &[])).args(["trace", &target]);
     trace.args(input.split(' ').flat_map(|input| ["--input", input]));
     trace.arg("-o").arg(&archive);
     trace.assert().success();
@@ -140,8 +142,10 @@ fn split(python: &Path, place: &Path, model: &str, input: &str) -> PathBuf {
 }
 
 fn verify(folder: &Path, arguments: &[&str]) -> (Output, Value) {
+    let mut command = command();
+    command.envs(python().map(|python| ("MODEL_ANALYZE_PYTHON", warm(&python, &[]))));
     let output =
-        command().arg("verify").arg(folder).args(arguments).args(["--format", "json"]).output().unwrap();
+        command.arg("verify").arg(folder).args(arguments).args(["--format", "json"]).output().unwrap();
     let answer = serde_json::from_slice(&output.stdout).unwrap_or_default();
     (output, answer)
 }

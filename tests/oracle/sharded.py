@@ -212,7 +212,7 @@ def main():
 
 def in_processes(target, degree, folders, place, wanted):
     """Runs `target` on so many ranks, and returns what they put: as much as is wanted, or less where one has failed."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # importing torch is most of what a rank would do
     queue, store = context.Queue(), place / f"store-{degree}-{os.getpid()}"
     store.unlink(missing_ok=True)  # of ranks before these
     ranks = [context.Process(target=target, args=(n, degree, folders, store, queue)) for n in range(degree)]

@@ -7,9 +7,19 @@ use std::{
     sync::OnceLock,
 };
 
-/// Returns a program that is called as `python` is, for the commands that hand it a script; one process serves a test binary
-/// and ends with it.
-pub fn warm(python: &Path) -> PathBuf {
+/// What traces import besides torch.
+// Each test binary takes what it needs of this.
+#[allow(dead_code)]
+pub const FOR_TRACES: &[&str] = &[
+    "torch._dynamo",
+    "transformers",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+];
+
+/// Returns a program that is called as `python` is, for the commands that hand it a script; one process, which has imported
+/// these modules and torch, serves a test binary and ends with it.
+pub fn warm(python: &Path, modules: &[&str]) -> PathBuf {
     static CLIENT: OnceLock<PathBuf> = OnceLock::new();
     CLIENT
         .get_or_init(|| {
@@ -18,7 +28,9 @@ pub fn warm(python: &Path) -> PathBuf {
             command
                 .args(["-W", "ignore"])
                 .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/warm/serve.py"))
-                .arg(&folder);
+                .arg(&folder)
+                .arg("torch")
+                .args(modules);
             // Read when libraries are loaded.
             command.env("OMP_NUM_THREADS", "1").env("HF_HUB_OFFLINE", "1");
             let mut server =

@@ -1,8 +1,8 @@
 """An interpreter that has imported torch already, for tests that start many: importing is most of their time.
 
-    python serve.py FOLDER
+    python serve.py FOLDER [MODULE …]
 
-Writes FOLDER/python, which is called as python itself (a script on standard input, arguments after `-`) and runs the script in a
+Writes FOLDER/python, which is called as python itself (`-W ignore` or nothing, a script on standard input, arguments after `-`) and runs the script in a
 fork of this process. Ends, and removes the folder, when its standard input ends.
 """
 
@@ -20,20 +20,18 @@ CLIENT = """#!{python} -IS
 import json, os, socket, sys
 there = socket.socket(socket.AF_UNIX)
 there.connect({address!r})
-call = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+at = sys.argv.index("-") + 1
+call = json.dumps([sys.argv[1:at], sys.argv[at:], os.getcwd(), dict(os.environ)]).encode()
 socket.send_fds(there, [b"%10d" % len(call)], [0, 1, 2])
 there.sendall(call)
 sys.exit(int(there.makefile().read() or 1))
 """
 
-# What traces import besides; each is left out where it is missing.
-MODULES = ("torch", "torch._dynamo", "transformers", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
-
 
 def run(call, descriptors):
     """Becomes the process that the client wanted to be; returns its exit code."""
-    (dash, *arguments), place, environment = call
-    assert dash == "-", dash
+    (*options, dash), arguments, place, environment = call
+    assert dash == "-" and options in ([], ["-W", "ignore"]), (options, dash)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(place)
@@ -74,8 +72,8 @@ def served(client):
 
 
 def main():
-    folder = sys.argv[1]
-    for module in MODULES:
+    folder, *modules = sys.argv[1:]
+    for module in modules:  # each is left out where it is missing
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
     address = os.path.join(folder, "socket")
