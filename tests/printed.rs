@@ -165,3 +165,25 @@ fn one_device_has_no_next_best() {
     assert!(!one.contains("(+0.0 %)"), "{one}");
     assert!(text(&["plan", UNET, "--devices", "2xa100", "--batch", "8"]).contains("Next best: "));
 }
+
+/// The devices that are given decide; that a plan was made with other host overhead is said.
+#[test]
+fn a_checked_plan_says_whose_host_is_charged() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let made =
+        json(&["plan", UNET, "--devices", "2xa100", "--batch", "8", "--host-overhead", "5000", "-o", &file]);
+    let checked = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
+        command
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .args(["plan", UNET, "--check", &file, "--format", "json"]);
+        let output = command.args(more).output().unwrap();
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let is_as_made = (number(&answer["step_seconds"]) / number(&made["step_seconds"]) - 1.0).abs() < 1e-9;
+        (is_as_made, String::from_utf8(output.stderr).unwrap().contains("--host-overhead sets it"))
+    };
+    assert_eq!(checked(&[]), (true, false));
+    assert_eq!(checked(&["--devices", "2xa100", "--host-overhead", "5000"]), (true, false));
+    assert_eq!(checked(&["--devices", "2xa100"]), (false, true));
+}

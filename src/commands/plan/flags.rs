@@ -4,9 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use partitioner::Strategy;
+use schema::Cluster;
 
 use super::{arguments::PlanArguments, clusters, objective::ObjectiveArguments, request::PlanRequest};
-use crate::{failure::Failure, output::Format, plan_file};
+use crate::{
+    failure::{self, Failure},
+    output::Format,
+    plan_file,
+};
 
 /// Arguments of `plan`.
 #[derive(Args)]
@@ -97,6 +102,9 @@ impl Plan {
         let overlap = !self.no_overlap;
         let request = PlanRequest { inference, overlap, cluster_file, ..request };
         request.check()?;
+        if let Some(given) = given.as_ref().filter(|_| self.asking.host_overhead.is_none()) {
+            say_host(&given.cluster, &request.cluster);
+        }
         Ok((request, given))
     }
 
@@ -104,5 +112,17 @@ impl Plan {
     #[cfg(feature = "peers")]
     pub(super) fn model_name(&self) -> String {
         super::subject::name_of(&self.model)
+    }
+}
+
+/// Says that a plan was made with other host overhead than is charged on the devices that are given.
+fn say_host(own: &Cluster, given: &Cluster) {
+    let per_pass = |cluster: &Cluster| cluster.host_overhead();
+    if per_pass(own) != per_pass(given) {
+        failure::note(format!(
+            "the plan was made with {} of the host for each pass, these devices are charged {}: --host-overhead sets it",
+            per_pass(own),
+            per_pass(given)
+        ));
     }
 }
