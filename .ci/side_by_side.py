@@ -6,6 +6,9 @@
 
 `cargo test` runs its programs one after the other, and each ends with one long test. As cargo's runner this only notes a program
 in the folder, with its place and environment; with the folder it runs them and prints what each printed, once it has ended.
+
+By hand, for cargo-nextest would have to be built on a bare machine first, and starts a process for each test, where tests of a
+program share what they trace.
 """
 
 import json
