@@ -58,6 +58,9 @@ impl Matrix {
     }
 }
 
+/// Two operators, and the costs between their strategies.
+pub(super) type Edge = (usize, usize, Arc<Matrix>);
+
 /// The strategies of a graph of operators.
 ///
 /// Invariant: an edge joins two different nodes, and its matrix has a row per strategy of the first and a column per

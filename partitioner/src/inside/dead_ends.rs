@@ -7,7 +7,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{Choices, Matrix};
+use super::{Choices, Matrix, choices::Edge};
 
 /// Rounds over all operators.
 const ROUNDS: usize = 4;
@@ -15,12 +15,15 @@ const ROUNDS: usize = 4;
 /// Share of a price by which another strategy must be cheaper: sums are rounded.
 const SURELY: f64 = 1e-9;
 
+/// Matrices with some of their rows and columns, by the whole ones.
+type Smaller<'a> = HashMap<(*const Matrix, &'a [usize], &'a [usize]), Arc<Matrix>>;
+
 /// A graph with the strategies that may be chosen.
 pub(super) struct Alive {
     /// The numbers of these strategies for each operator, ascending.
     pub(super) strategies: Vec<Vec<usize>>,
     /// Edges whose matrices have these strategies only; equal ones share a matrix.
-    pub(super) edges: Vec<(usize, usize, Arc<Matrix>)>,
+    pub(super) edges: Vec<Edge>,
 }
 
 impl Alive {
@@ -70,7 +73,7 @@ impl Alive {
 fn without_dead_ends<'a>(
     node: usize,
     prices: &[f64],
-    edges: impl Iterator<Item = &'a (usize, usize, Arc<Matrix>)>,
+    edges: impl Iterator<Item = &'a Edge>,
     strategies: &[Vec<usize>],
 ) -> Vec<usize> {
     let edges: Vec<_> = edges.collect();
@@ -92,7 +95,7 @@ fn without_dead_ends<'a>(
 fn gain(
     node: usize,
     (own, other): (usize, usize),
-    (prices, edges): (&[f64], &[&(usize, usize, Arc<Matrix>)]),
+    (prices, edges): (&[f64], &[&Edge]),
     strategies: &[Vec<usize>],
 ) -> f64 {
     let minus = |a: f64, b: f64| if a == f64::INFINITY && b == f64::INFINITY { f64::INFINITY } else { a - b };
@@ -117,9 +120,9 @@ fn gain(
 }
 
 /// Returns the edges without the strategies that are left out.
-fn smaller(choices: &Choices, strategies: &[Vec<usize>]) -> Vec<(usize, usize, Arc<Matrix>)> {
-    let mut made: HashMap<(*const Matrix, &[usize], &[usize]), Arc<Matrix>> = HashMap::new();
-    let edge = |(a, b, matrix): &(usize, usize, Arc<Matrix>)| {
+fn smaller(choices: &Choices, strategies: &[Vec<usize>]) -> Vec<Edge> {
+    let mut made: Smaller = HashMap::new();
+    let edge = |(a, b, matrix): &Edge| {
         let (rows, columns) = (strategies[*a].as_slice(), strategies[*b].as_slice());
         if rows.len() == matrix.rows() && columns.len() == matrix.columns() {
             return (*a, *b, Arc::clone(matrix));

@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Choices, Cost, Matrix, dead_ends::Alive};
+use super::{Choices, Cost, Matrix, choices::Edge, dead_ends::Alive};
 
 /// The most cells of a table: 128 MiB.
 const MAX_CELLS: usize = 1 << 24;
@@ -126,12 +126,7 @@ pub(super) struct Elimination {
 
 impl Elimination {
     /// Eliminates every operator except those to keep; each has at least one strategy.
-    pub(super) fn of(
-        prices: Vec<Vec<f64>>,
-        edges: &[(usize, usize, Arc<Matrix>)],
-        keep: &[usize],
-        max_cells: usize,
-    ) -> Self {
+    pub(super) fn of(prices: Vec<Vec<f64>>, edges: &[Edge], keep: &[usize], max_cells: usize) -> Self {
         let sizes: Vec<usize> = prices.iter().map(Vec::len).collect();
         let mut this = Self { sizes, prices, eliminated: Vec::new(), kept: Vec::new(), constant: 0.0 };
         let mut tables: Vec<Option<Table>> = Vec::new();

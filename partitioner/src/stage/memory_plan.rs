@@ -39,7 +39,7 @@ pub(crate) struct Saving {
 /// do not fit.
 pub(crate) struct MemoryPlans {
     /// By states and conditions.
-    pub(crate) by_states: Memo<((usize, usize), Conditions), (Option<MemoryPlan>, f64)>,
+    pub(crate) by_states: Memo<OfStates, (Option<MemoryPlan>, f64)>,
     /// By kinds of blocks and conditions, with blocks as positions in the stage: stages of repeated layers share an entry.
     pub(crate) by_kinds: Memo<(Vec<u32>, Conditions), Found>,
     /// Least bytes of activations before each state, whatever is recomputed: O(Q) for each number of micro-batches in flight.
@@ -50,6 +50,9 @@ pub(crate) struct MemoryPlans {
     /// Blocks before each state by kinds, O(Q · kinds); `None` where that is too much.
     pub(crate) kinds_before: OnceCell<Option<Vec<Vec<u32>>>>,
 }
+
+/// The states that a stage lies between, and what else its memory plan depends on.
+type OfStates = ((usize, usize), Conditions);
 
 /// Micro-batches in flight, and those of an offloaded block that are on the device at once.
 pub(crate) type InFlight = (usize, usize);
