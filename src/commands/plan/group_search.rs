@@ -170,10 +170,11 @@ pub(super) fn planned_best(
             tried.push(SharedTried { degree, seconds_each: None, at_least });
             continue;
         }
-        let is_first = least == f64::INFINITY;
+        let is_limited = least < f64::INFINITY;
         let found = shared.and_then(|shared| planned_of(shared, ENOUGH * least));
-        // Where only plans near the best are looked for, the work bounds the others.
-        bound = bound.min(by_work.filter(|_| !is_first).unwrap_or_else(|| bound_of(&found)));
+        // Without a plan near the best, the work bounds those that were not looked for.
+        let unseen = by_work.filter(|_| is_limited && found.is_err());
+        bound = bound.min(unseen.unwrap_or_else(|| bound_of(&found)));
         tried.push(SharedTried { degree, seconds_each: each(&found), at_least });
         least = least.min(each(&found).unwrap_or(f64::INFINITY));
         let is_taken = match (size(&found), size(&best)) {

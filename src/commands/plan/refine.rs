@@ -143,8 +143,9 @@ impl<'a> Search<'a> {
         let plans = std::iter::once(&solved.best).chain(&solved.others);
         let next = self.model.map(|model| model.around(grain, &asked.problem, plans));
         let seconds = solved.best.seconds_each();
-        if self.model.is_some() && (!grain.is_finest() || solved.best.saves_memory()) {
-            // A bound for these blocks does not hold for finer ones.
+        let is_open = solved.unranked.is_some() || !grain.is_finest() || solved.best.saves_memory();
+        if self.model.is_some() && is_open {
+            // A bound for these blocks does not hold for finer ones, nor one strategy's for others.
             let bound = self.question.longest_path();
             let of_all = || bound_of_any_cut(&asked.problem, &solved.cut_space, self.strategy);
             solved.best.bound_by(bound.unwrap_or_else(of_all));
