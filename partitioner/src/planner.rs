@@ -92,7 +92,7 @@ pub(crate) fn solve(
         Ok((solution, least)) => (Ok(solution), least),
         Err((error, least)) => (Err(error), least),
     };
-    let mut bound = best.as_ref().map_or(0.0, |best| best.lower_bound / best.micro_batches_of_objective());
+    let mut bound = best.as_ref().map_or(0.0, Solution::lower_bound_each);
     for order in orders {
         if goal == Goal::Any && best.is_ok() {
             break;
@@ -109,7 +109,7 @@ pub(crate) fn solve(
             Ok((mut found, own)) => {
                 least = least.min(own);
                 // This bound holds for every order, so it holds for the best of all.
-                bound = bound.max(found.lower_bound / found.micro_batches_of_objective());
+                bound = bound.max(found.lower_bound_each());
                 let is_better = |best: &Solution| found.seconds_each() < best.seconds_each() * (1.0 - 1e-9);
                 if best.as_ref().map_or(true, is_better) {
                     found.order = order;
@@ -175,9 +175,7 @@ fn attempt(problem: &Problem, cut_space: &CutSpace, strategy: Strategy, goal: Go
                 let limit = best.as_ref().map_or(goal.below(), Solution::seconds_each);
                 let Ok((other, _)) = synchronous(problem, cut_space, rule, goal) else { continue };
                 if other.seconds_each() < limit * (1.0 - 1e-9) {
-                    let bound = best
-                        .as_ref()
-                        .map_or(least, |best| best.lower_bound / best.micro_batches_of_objective());
+                    let bound = best.as_ref().map_or(least, |best| best.lower_bound_each());
                     let lower_bound = (bound * other.micro_batches_of_objective()).min(other.seconds());
                     best = Ok(Solution { made_by: MadeBy::Strategy(strategy), lower_bound, ..other });
                 }
@@ -226,7 +224,7 @@ pub(crate) fn rank(
         let own = best.filter(|best| best.made_by == MadeBy::Strategy(strategy));
         match own.map_or_else(|| solve(problem, cut_space, strategy, Goal::Best), |own| Ok(own.clone())) {
             Ok(solution) => {
-                bound = bound.min(solution.lower_bound / solution.micro_batches_of_objective());
+                bound = bound.min(solution.lower_bound_each());
                 found.push(solution);
             }
             Err((error, least)) => {

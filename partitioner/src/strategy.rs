@@ -139,6 +139,11 @@ pub fn candidates(problem: &Problem) -> impl Iterator<Item = Strategy> {
     STRATEGIES.into_iter().filter(move |strategy| strategy.is_candidate() && serves(strategy))
 }
 
+/// Returns the strategy that was asked for, or all candidates.
+pub(crate) fn asked_or_all(problem: &Problem, asked: Option<Strategy>) -> Vec<Strategy> {
+    asked.map_or_else(|| candidates(problem).collect(), |asked| vec![asked])
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

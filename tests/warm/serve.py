@@ -2,8 +2,8 @@
 
     python serve.py FOLDER [MODULE …]
 
-Writes FOLDER/python, which is called as python itself (`-W ignore` or nothing, a script on standard input, arguments after `-`) and runs the script in a
-fork of this process. Ends, and removes the folder, when its standard input ends.
+Writes FOLDER/python, which is called as python itself (`-W ignore` or nothing, a script on standard input, arguments after `-`)
+and runs the script in a fork of this process. Ends, and removes the folder, when its standard input ends.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ use crate::{
         stage_times::{average_cost, passes_alone, shared_out},
         step_time::{StageTimes, StepTime, step_time},
     },
-    pipeline::best::{Sharing, best_pipeline, relaxed_pipeline, stages_of},
+    pipeline::best::{Sharing, best_pipeline, best_within_memory, relaxed_pipeline, stages_of},
     simulate::{is_simulated, settle_step},
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
@@ -251,7 +251,7 @@ impl<'a> Attempt<'a> {
                 if scorer.is_bound || relaxed.1.iter().all(fits) {
                     return Some(relaxed);
                 }
-                best_pipeline(scorer, sharing, below)
+                best_within_memory(scorer, sharing, relaxed.0, below)
             }
         }
     }

@@ -224,7 +224,7 @@ pub(crate) fn synchronous(
         }
         match solver.solve(grid, each_replica, below) {
             Ok((solution, own)) => {
-                bound = bound.min(solution.lower_bound / solution.micro_batches_of_objective());
+                bound = bound.min(solution.lower_bound_each());
                 least = least.min(own / solution.micro_batches_of_objective());
                 let seconds = solution.seconds_each();
                 let before = chunked.get(&shape).copied().unwrap_or(f64::INFINITY);

@@ -87,8 +87,7 @@ fn without_dead_ends<'a>(
             alive.retain(|&pick| pick != own);
         }
     }
-    // One that is infinitely dear is as good as any.
-    if alive.is_empty() { strategies[node].clone() } else { alive }
+    alive
 }
 
 /// Returns the least by which one strategy is dearer than another.
@@ -102,16 +101,13 @@ fn gain(
     let mut gained =
         if prices[other] == f64::INFINITY { return f64::NEG_INFINITY } else { prices[own] - prices[other] };
     for (a, b, matrix) in edges {
-        let least = if *a == node {
-            let cells =
-                strategies[*b].iter().map(|&pick| minus(matrix.at(own, pick), matrix.at(other, pick)));
-            cells.fold(f64::INFINITY, f64::min)
+        let (neighbour, at): (usize, &dyn Fn(usize, usize) -> f64) = if *a == node {
+            (*b, &|pick, its| matrix.at(pick, its))
         } else {
-            let cells =
-                strategies[*a].iter().map(|&pick| minus(matrix.at(pick, own), matrix.at(pick, other)));
-            cells.fold(f64::INFINITY, f64::min)
+            (*a, &|pick, its| matrix.at(its, pick))
         };
-        gained += least;
+        let gains = strategies[neighbour].iter().map(|&its| minus(at(own, its), at(other, its)));
+        gained += gains.fold(f64::INFINITY, f64::min);
         if gained == f64::NEG_INFINITY {
             break;
         }

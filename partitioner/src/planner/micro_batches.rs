@@ -17,7 +17,7 @@ use crate::{
         planned::{Ranked, Tried},
         rank,
     },
-    strategy::candidates,
+    strategy::asked_or_all,
 };
 
 /// The fewest micro-batches are taken whose time is at most this multiple of the least.
@@ -32,7 +32,7 @@ pub(crate) fn plan_batches(
     below: f64,
 ) -> Result<Tried, PlanError> {
     let n_devices = problem.machine.devices.len();
-    let is_large = problem.blocks.len() * n_devices > problem.training.limits.sizes.compared;
+    let is_large = is_large(problem);
     // An asynchronous pipeline has no step to fill.
     let is_free = problem.training.micro_batches == MicroBatches::Enough
         && !strategy.is_some_and(Strategy::is_asynchronous);
@@ -42,7 +42,7 @@ pub(crate) fn plan_batches(
     };
     if !is_free || n_devices == 1 || is_large {
         if below < f64::INFINITY {
-            let strategies = strategy.map_or_else(|| candidates(problem).collect(), |one| vec![one]);
+            let strategies = asked_or_all(problem, strategy);
             let found = fastest_within(problem, cut_space, strategies.into_iter(), Goal::Below(below));
             let best = found.map_err(|failed| nearest_reason(failed.into_iter()))?;
             return Ok(((best, Vec::new(), Vec::new()), Vec::new()));
@@ -87,8 +87,7 @@ pub(crate) fn plan_batches(
             // Only plans near the best are taken: others are pruned.
             let least = found.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
             let near = Goal::Below(ENOUGH * least);
-            let strategies: Vec<Strategy> =
-                strategy.map_or_else(|| candidates(&fewer).collect(), |strategy| vec![strategy]);
+            let strategies = asked_or_all(&fewer, strategy);
             if let Ok(plan) = fastest_within(&fewer, cut_space, strategies.into_iter(), near) {
                 found.insert(0, plan);
             }
@@ -117,6 +116,11 @@ pub(crate) fn plan_batches(
             Err(error.expect("each number of micro-batches has a plan or none"))
         }
     }
+}
+
+/// Tells whether strategies are too many to compare over so many blocks and devices.
+pub(crate) fn is_large(problem: &Problem) -> bool {
+    problem.blocks.len() * problem.machine.devices.len() > problem.training.limits.sizes.compared
 }
 
 /// Keeps the fastest plan of each number of micro-batches, the fewest first: a schedule that takes them in rounds may raise a small

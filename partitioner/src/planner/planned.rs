@@ -3,7 +3,11 @@
 use schema::MicroBatchesTried;
 
 use crate::{
-    cut_space::CutSpace, error::PlanError, planner::rank, problem::Problem, solution::Solution,
+    cut_space::CutSpace,
+    error::PlanError,
+    planner::{micro_batches::is_large, rank},
+    problem::Problem,
+    solution::Solution,
     strategy::Strategy,
 };
 
@@ -39,9 +43,7 @@ impl Planned {
         let Some(Unranked { problem, asked, own }) = self.unranked.take().map(|unranked| *unranked) else {
             return;
         };
-        let is_large =
-            problem.blocks.len() * problem.machine.devices.len() > problem.training.limits.sizes.compared;
-        if asked.is_some() && is_large {
+        if asked.is_some() && is_large(&problem) {
             return;
         }
         let Ok((first, mut others, failed)) = rank(&problem, &self.cut_space, own.as_ref()) else { return };
@@ -49,7 +51,7 @@ impl Planned {
         let is_own = own.is_some() && self.others.is_empty();
         self.failed = failed;
         if asked.is_none() {
-            self.best.bound_by(first.lower_bound / first.micro_batches_of_objective());
+            self.best.bound_by(first.lower_bound_each());
         }
         let is_faster = first.seconds_each() < self.best.seconds_each();
         if is_own && asked.is_none() && (is_faster || first.made_by == self.best.made_by) {

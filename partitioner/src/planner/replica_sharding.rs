@@ -17,7 +17,7 @@ use crate::{
         solve,
     },
     simulate::state_memory,
-    strategy::candidates,
+    strategy::asked_or_all,
 };
 
 /// Share by which a plan that shards more must be faster: predicted times are no more certain, and more can go wrong.
@@ -25,7 +25,8 @@ const WORTH: f64 = 0.01;
 
 /// Returns the plans of a problem, or better ones with as much sharding as the training allows.
 ///
-/// Plans that take `below` seconds for each micro-batch are of no use. The problem is left with the level, and the number of micro-batches, that the best plan has.
+/// Plans that take `below` seconds for each micro-batch are of no use. The problem is left with the level, and the number of
+/// micro-batches, that the best plan has.
 pub(crate) fn or_better(
     problem: &mut Problem,
     cut_space: &CutSpace,
@@ -86,7 +87,7 @@ fn in_place_of(beaten: Option<Tried>, mut best: Solution) -> Tried {
     let Some(((second, mut others, mut failed), mut tried)) = beaten else {
         return ((best, Vec::new(), Vec::new()), Vec::new());
     };
-    best.bound_by(second.lower_bound / second.micro_batches_of_objective());
+    best.bound_by(second.lower_bound_each());
     failed.retain(|(strategy, _)| Some(*strategy) != best.made_by.strategy());
     let seconds = best.seconds_each();
     let is_own = |count: u32| count == best.micro_batches;
@@ -112,10 +113,7 @@ fn at_level(
     } else {
         vec![problem.training.micro_batches]
     };
-    let mut strategies: Vec<Strategy> = match asked {
-        Some(asked) => vec![asked],
-        None => candidates(problem).collect(),
-    };
+    let mut strategies = asked_or_all(problem, asked);
     strategies.retain(|strategy| strategy.row().has_replicas);
     // The plan to beat is the best of all, among them those without replicas; below the limit, if none was found there.
     let is_open = to_beat.is_none() && below == f64::INFINITY;
@@ -135,7 +133,7 @@ fn at_level(
             let limit = best.as_ref().map(Solution::seconds_each).or(to_beat);
             match solve(problem, cut_space, strategy, limit.map_or(Goal::Best, Goal::Below)) {
                 Ok(plan) => {
-                    least = least.min(plan.lower_bound / plan.micro_batches_of_objective());
+                    least = least.min(plan.lower_bound_each());
                     if limit.is_none_or(|limit| plan.seconds_each() < limit) {
                         best = Some(plan);
                     }

@@ -117,12 +117,10 @@ impl Plan {
 
 /// Says that a plan was made with other host overhead than is charged on the devices that are given.
 fn say_host(own: &Cluster, given: &Cluster) {
-    let per_pass = |cluster: &Cluster| cluster.host_overhead();
-    if per_pass(own) != per_pass(given) {
+    let (own, given) = (own.host_overhead(), given.host_overhead());
+    if own != given {
         failure::note(format!(
-            "the plan was made with {} of the host for each pass, these devices are charged {}: --host-overhead sets it",
-            per_pass(own),
-            per_pass(given)
+            "the plan was made with {own} of the host for each pass, these devices are charged {given}: --host-overhead sets it"
         ));
     }
 }
