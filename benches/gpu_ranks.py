@@ -3,7 +3,8 @@
     python benches/gpu_ranks.py COMMAND FOLDER [--device cuda] [--at-once 6] [--seconds 300] [--each 90] [SCRIPT[:CASE] …]
 
 Each rank is a machine of its own to NCCL (`tests/oracle/one_card`), so order, streams and kinds of calls are those of several
-cards; speed is not. Prints a line for each case as it ends, writes what the failed ones said to FOLDER/failed.txt, and exits
+cards; speed is not. With CUDA's Multi-Process Service (nvidia-cuda-mps-control -d) they take half the time, but what is killed
+takes others with it. A case that takes too long tells where its ranks were. Prints a line for each case as it ends, writes what the failed ones said to FOLDER/failed.txt, and exits
 with 1 if there was one. Cases that the time was too short for are named. With `--device cpu` the same cases run under gloo.
 """
 
@@ -50,20 +51,24 @@ def run(arguments, ends, script, case):
     left = min(arguments.each, ends - time.monotonic())
     if left < 20:
         return "not begun", 0.0, ""
+    path = ":".join(filter(None, (str(ROOT / "tests/oracle/one_card"), os.environ.get("PYTHONPATH"))))
     place = arguments.folder / f"{script}-{''.join(c if c.isalnum() else '_' for c in case)}"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     begun = time.monotonic()
     process = subprocess.Popen(
         oracle(script, arguments.command.resolve(), place, case), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env=os.environ | {"TRAIN_DEVICE": arguments.device, "TMPDIR": str(place)},
+        env=os.environ | {"TRAIN_DEVICE": arguments.device, "TMPDIR": str(place), "STACKS": str(place), "PYTHONPATH": path},
     )
     try:
         text, _ = process.communicate(timeout=left)
         how = "failed" if process.returncode else "ok"
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGUSR1)
+        time.sleep(2)
         os.killpg(process.pid, signal.SIGKILL)
         text, _ = process.communicate()
+        text += "".join(f"-- {file.stem}\n{file.read_text()}" for file in sorted(place.glob("*.stack")))
         how = "timed out" if left == arguments.each else "out of time"
     shutil.rmtree(place, ignore_errors=True)
     return how, time.monotonic() - begun, text

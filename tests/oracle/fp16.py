@@ -86,6 +86,7 @@ def plain(path):
 
 
 def halves(cases, world, *arguments, stages=2, limit=0.0, clip=None, old="", new=""):
+    limit = limit if processes.DEVICE == "cpu" else 1e-4  # a last bit of fp16 is 1e-3
     run, path = without_flush.folder(cases, "text", stages), task(cases, clip)
     script = run.out / "train_parts/update.py"
     before = script.read_text()

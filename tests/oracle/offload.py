@@ -31,14 +31,17 @@ ALL = ("--offload-floor", "1")  # the models here are small
 
 def equal(expected, found, what):
     for name, value in expected.items():
-        if not torch.equal(value, found[name]):
+        if not processes.is_equal(value, found[name]):
             raise Failed(f"{what}: `{name}` differs by {(value - found[name]).abs().max():.1e}")
 
 
 def moves(lines, mode):
     """Looks at what each step has moved; returns the bytes of one."""
     told = [line["offload"] for line in lines]
-    if any(each["to_host"] != told[0]["to_host"] or each["to_device"] != each["to_host"] for each in told) or not told[0]["to_host"]:
+    # On a GPU what is needed at once need not come back: it has not left yet.
+    least = 0.8 if processes.DEVICE == "cuda" and mode in ("non-blocking", "both") else 1.0
+    comes_back = lambda each: least * each["to_host"] <= each["to_device"] <= each["to_host"]  # noqa: E731
+    if any(each["to_host"] != told[0]["to_host"] or not comes_back(each) for each in told) or not told[0]["to_host"]:
         raise Failed(f"not all that leaves comes back: {told}")
     if any(each["in_use"] for each in told):
         raise Failed(f"buffers are left: {told}")
@@ -65,7 +68,7 @@ def trained(cases, model, world, mode, *arguments, stages=2, form="python", old=
         lines, text_of = run.run(world, *common, *ALL, "--offload", mode, "--save", "offloaded")
     finally:
         part.write_text(text)
-    if [line["loss"] for line in without] != [line["loss"] for line in lines]:
+    if not processes.is_equal([line["loss"] for line in without], [line["loss"] for line in lines]):
         raise Failed(f"losses differ: {[line['loss'] for line in without]} {[line['loss'] for line in lines]}")
     equal(run.merged("without"), run.merged("offloaded"), "parameters differ")
     count = moves(lines, mode)

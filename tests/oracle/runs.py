@@ -382,6 +382,26 @@ def failures(cases, first):
     return f"{len(faults)} faults, each told last and alone; the slowest end took {slowest:.1f} s"
 
 
+def lost_under_nccl(cases):
+    """A rank whose peer NCCL has lost, which a call on a GPU would never tell it, ends at once. (What NCCL says is planted.)"""
+    out = cases.emit("resnet_plain", "--stages", "2", "--targets", "python")
+    part = out / "train_parts/hangs.py"
+    before = part.read_text()
+    path = task(cases.place, "picture", **failing(14, "import pathlib, time; pathlib.Path('gone').touch(); time.sleep(100)"))
+    begun = "def lost_peer():\n"
+    assert before.count(begun) == 1
+    part.write_text(before.replace(begun, f"{begun}    if os.environ['RANK'] == '0' and os.path.exists('gone'):\n        return 'NCCL: REMOTE_ERROR'\n"))
+    try:
+        command = [sys.executable, "train.py", "--device", processes.DEVICE, "--steps", "8", "--task", path, "--allow-changes", *two(4)]
+        done = subprocess.run(command, cwd=out, env=processes.environment(), capture_output=True, text=True, timeout=60)
+    finally:
+        part.write_text(before)
+    seconds = time.time() - (out / "gone").stat().st_mtime
+    if done.returncode != 1 or "rank 0: lost a peer (NCCL: REMOTE_ERROR), after" not in done.stderr or seconds > 10:
+        raise Failed(f"{seconds:.1f} s: {done.returncode}\n{done.stderr}")
+    return "told at once"
+
+
 def not_finite(cases):
     """A gradient that is NaN ends all ranks before the update, with the step, the rank and the parameter's name."""
     path = task(cases.place, "picture", old="return torch.nn.functional.mse", new="return (1e30 if COUNT(outputs) > 12 else 1) ** 2 * torch.nn.functional.mse", more="\n\nSEEN = []\n\n\ndef COUNT(outputs):\n    SEEN.append(1)\n    return len(SEEN)\n")
@@ -488,6 +508,7 @@ def cases():
             c, "resnet_plain", 2, 1, "--pipeline-ranks", "2", "--schedule", "ZBVZeroBubble", stages=4
         ),
         "failures": lambda c: failures(c, 0),
+        "failures, NCCL": lost_under_nccl,
         "failures, others": lambda c: failures(c, 1),
         "failures, further": lambda c: failures(c, 2),
         "a plan's sharding": planned_sharding,

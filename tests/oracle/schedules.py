@@ -329,7 +329,7 @@ def loss(outputs, target):
     scale, (ones,) = target["scale"]
     total = 0.0
     for index, output in enumerate(outputs):
-        ramp = torch.linspace(-1.0, 2.0, output[0].numel()).view_as(output[0])
+        ramp = torch.linspace(-1.0, 2.0, output[0].numel(), device=output.device).view_as(output[0])
         weights = (scale * ones).view(-1, *[1] * (output.dim() - 1))
         total = total + (output * ramp * weights).mean() * (index + 1) + 0.1 * (output * weights).pow(2).mean()
     return total

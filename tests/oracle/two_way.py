@@ -79,7 +79,7 @@ def optimizer(parameters):
 
 
 def held(run, rank):
-    return torch.load(run.out / f"held_{rank}.pt")
+    return torch.load(run.out / f"held_{rank}.pt", map_location="cpu")
 
 
 def as_simulated(cases, run, world):

@@ -260,7 +260,7 @@ def same(expected, found, what, is_exact):
             worst = max(worst, float((value - found[name]).abs().max() / value.abs().max().clamp_min(least)))
         elif not torch.equal(value, found[name]):
             raise Failed(f"{what}: `{name}` differs")
-    if worst > processes.allowed(0.0 if is_exact else LIMIT):
+    if worst > processes.allowed_of(expected, 0.0 if is_exact else LIMIT):
         raise Failed(f"{what} differ by {worst:.1e}")
     return worst
 

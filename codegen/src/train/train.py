@@ -124,7 +124,7 @@ def train(arguments, manifest):
             os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")  # the flight recorder is off with gloo
         here = {"device_id": torch.device(arguments.device)} if is_gpu else {}  # otherwise NCCL guesses it from the rank
         dist.init_process_group("nccl" if is_gpu else "gloo", timeout=timedelta(seconds=arguments.timeout), **here)
-        arguments.watch = watch = Watch(rank, dist.get_world_size(), arguments.timeout, DOING)
+        arguments.watch = watch = Watch(rank, dist.get_world_size(), arguments.timeout, DOING, lambda error: failed(error, rank, arguments, is_launched, watch))
         run = Run(arguments, manifest)
         is_same = True
         if arguments.check:

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 
@@ -16,7 +17,8 @@ from train_parts.update import NotFinite
 
 def failed(error, rank, arguments, is_launched, watch):
     """Reports the failure of a rank, and ends it."""
-    if not is_launched:  # torchrun may end this rank meanwhile: it has a message of its own
+    DOING["fails"] = True
+    if not is_launched and threading.current_thread() is threading.main_thread():  # torchrun may end this rank meanwhile: it has a message of its own
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     text, place = first_line(error), f" in {DOING['pass']}" if DOING["pass"] else ""
     kind, details, silent = "error", None, {}
@@ -30,6 +32,10 @@ def failed(error, rank, arguments, is_launched, watch):
         waits = f" in {' and '.join(names[:2])}" if (names := watch.pending if watch else []) else ""
         kind, text = "timeout", f"waited {arguments.timeout:.0f} s for another rank{waits}{place.replace(' in ', ' after ', 1)}"
         silent = watch.silent() if watch else {}
+    elif "unhandled cuda error" in text:
+        text = f"CUDA failed on this rank ({text[:200]}){place}"
+    elif "cudnn RNN backward" in text:
+        text = f"a recurrent layer was traced in eval mode, in which cuDNN has no backward pass{place}: trace the model with --train, or use --device cpu"
     elif re.search(r"[Cc]onnection (closed|reset|refused)|peer|NCCL|Broken pipe", str(error)):
         kind, text = "lost", f"lost a peer ({text[:200]})"
     elif type(error).__name__ == "PipeliningShapeError":

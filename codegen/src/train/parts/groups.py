@@ -34,8 +34,8 @@ class Groups:
         self.slice_groups = {}
         if self.arguments.sync != "buckets":
             for ranks in sorted(ranks for ranks in wanted if len(ranks) > 1):
-                # The second one blocks as long as there is nothing to send.
-                self.slice_groups[ranks] = (self.group_of(ranks), dist.new_group(list(ranks), timeout=timedelta(days=30)))
+                # The second one blocks as long as there is nothing to send: not on a GPU, which loads no further program meanwhile.
+                self.slice_groups[ranks] = (self.group_of(ranks), dist.new_group(list(ranks), timeout=timedelta(days=30), backend="gloo"))
         self.norm_groups = {}
         if self.arguments.batch_norm == "sync" and layout.replicas[0] > 1:
             for place in range(len(layout.stages_of)):

@@ -15,14 +15,14 @@ DOING = {"pass": None}  # the pass that started last, for messages about failure
 
 class Watch:
     """Reports this rank's current pass to all ranks when a step lasts too long, and finds the ranks that do not report
-    that they wait.
+    that they wait; ends this rank, by `end`, when NCCL has lost a peer.
 
     A separate thread reports it, through the ranks' store: a hanging rank cannot. The thread is silent only if
     something holds Python's lock.
     """
 
-    def __init__(self, rank, world, timeout, doing):
-        self.rank, self.world, self.timeout, self.doing, self.begun = rank, world, timeout, doing, None
+    def __init__(self, rank, world, timeout, doing, end):
+        self.rank, self.world, self.timeout, self.doing, self.begun, self.end = rank, world, timeout, doing, None, end
         self.pending = []  # collectives unfinished when the step had lasted too long: later, a failed one counts as finished
         # With a connection of its own, because the first one may be waiting; restarted ranks use another prefix.
         store = dist.distributed_c10d._get_default_store().clone()
@@ -36,6 +36,10 @@ class Watch:
     def run(self):
         while True:
             time.sleep(min(1.0, self.timeout / 8))
+            if lost := lost_peer():
+                time.sleep(0.5)  # often the rank finds out by itself, and knows more
+                if not self.doing.get("fails"):
+                    self.end(RuntimeError(lost))
             begun = self.begun
             if begun is not None and time.monotonic() - begun > 0.8 * self.timeout:
                 self.pending = pending()
@@ -56,6 +60,21 @@ class Watch:
             return {rank: self.store.get(f"at {rank}").decode() if is_known(at, rank) else None for at, rank in enumerate(found)}
         except Exception:
             return {}
+
+
+def lost_peer():
+    """Returns what NCCL says of a peer that has ended: what waits for it on a GPU would wait until torch gives up, which may
+    take minutes. gloo's calls fail by themselves."""
+    if not torch.cuda.is_available():
+        return None
+    for group in list(dist.distributed_c10d._world.pg_map):
+        try:
+            found = group._get_backend(torch.device("cuda")).get_error().name
+        except Exception:  # a group of gloo's, one that is being made, or another torch
+            continue
+        if found in ("REMOTE_ERROR", "COMM_ERROR"):
+            return f"NCCL: {found}"
+    return None
 
 
 def pending():

@@ -72,9 +72,10 @@ def cause(folder, failures, world):
     waited = [report for report in reports.values() if report["kind"] == "timeout"]
     if not reports and any(folder.glob(f"{TRACES}*")):  # NCCL's watchdog ends a rank before it can report
         return f"ranks waited for each other until NCCL's timeout; `torchfrtrace --prefix {TRACES} {folder}` shows which, and in which collective"
+    has_lost = any(report["text"].startswith("lost a peer (NCCL: ") for report in reports.values())  # on another machine
     for rank, failure in failures.items():
         # The remaining ranks are ended by SIGTERM.
-        if rank not in reports and not (waited and failure.exitcode == -signal.SIGTERM):
+        if rank not in reports and not ((waited or has_lost) and failure.exitcode == -signal.SIGTERM):
             if failure.exitcode < 0:
                 return f"rank {rank} was ended by {signal.Signals(-failure.exitcode).name}"
             return f"rank {rank} failed with exit code {failure.exitcode}"

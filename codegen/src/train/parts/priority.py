@@ -166,21 +166,21 @@ class Sliced:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             with self.beside.within():
-                while (number := self.chosen(device)) != STOP:
+                while (number := self.chosen()) != STOP:
                     self.send(number)
         except BaseException as error:
             with self.changed:
                 self.error = error
                 self.changed.notify_all()
 
-    def chosen(self, device):
+    def chosen(self):
         """Returns the next slice, which the first replica chooses."""
         if self.is_first:
             with self.changed:
                 self.changed.wait_for(lambda: self.heap or self.is_over)
                 number = heapq.heappop(self.heap)[1] if self.heap else STOP
         begun = time.perf_counter()
-        told = torch.tensor([number if self.is_first else STOP], device=device)
+        told = torch.tensor([number if self.is_first else STOP])
         dist.broadcast(told, group=self.control, group_src=0)
         number, self.telling = int(told), time.perf_counter() - begun
         if not self.is_first and number != STOP:

@@ -232,7 +232,8 @@ class Wrapped(nn.Module):
             # attached. (Another view than `alias` may change strides of dimensions of size one, which the runtime compares.)
             return tuple(torch.ops.aten.alias(o) if o.is_leaf or any(o is t for t in tensors) else o for o in outputs)
         self.sent_dtypes = [output.dtype for output in outputs]
-        outputs = [encode(output) for output in outputs]
+        # Integers of the program are tensors of the processor, which NCCL does not send.
+        outputs = [encode(output).to(self.arguments.device) for output in outputs]
         seen = {t.untyped_storage().data_ptr() for t in tensors}
         plain = []
         for output in outputs:
@@ -243,13 +244,8 @@ class Wrapped(nn.Module):
             seen.add(place)
             plain.append(fresh)
         if not plain:  # nothing to send: the runtime still needs a message
-            plain = [torch.zeros(1, device=self.device())]
+            plain = [torch.zeros(1, device=self.arguments.device)]
         return tuple(plain)
-
-    def device(self):
-        for tensor in list(self.module.parameters()) + list(self.module.buffers()):
-            return tensor.device
-        return torch.device("cpu")
 
 
 def seed_pass(arguments, stage, micro_batch):
