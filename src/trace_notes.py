@@ -54,7 +54,9 @@ class Watch:
     def __init__(self):
         self.notes = {}
         self.chance = None
-        self.of_data = set()
+        # What values of an input lead to, and what they do not lead to unless more is written into it; the last node that
+        # was looked at for writes.
+        self.of_data, self.free, self.last = set(), set(), None
         # Tensors whose loops the trace follows, by id, and such loops.
         self.followed, self.loops = set(), {}
 
@@ -151,12 +153,13 @@ class Watch:
 
         Walks back through the trace, and from each value on to the values written into it through a view.
         """
-        start = (value.debugName(), is_shape)
+        self.follow_writes(value)
+        start = (value.unique(), is_shape)
         waiting, seen = [(value, is_shape)], set()
         while waiting:
             value, is_shape = waiting.pop()
-            key = (value.debugName(), is_shape)
-            if key in seen:
+            key = (value.unique(), is_shape)
+            if key in seen or key in self.free:
                 continue
             seen.add(key)
             if key in self.of_data or is_input(value, is_shape) or not is_shape and is_random(value.node()):
@@ -165,7 +168,17 @@ class Watch:
             waiting += sources(value.node(), is_shape)
             if not is_shape:
                 waiting += [(written, False) for written in writes(value)]
+        self.free |= seen
         return False
+
+    def follow_writes(self, value):
+        """Forgets what is free of data where the trace has come to write into a value since."""
+        newest = node = value.node().owningBlock().returnNode().prev()
+        while node is not self.last and node.kind() != "prim::Return":
+            if "!" in schema_of(node).partition("->")[0] or list(node.blocks()):
+                self.free.clear()
+            node = node.prev()
+        self.last = newest
 
 
 def is_input(value, is_shape):
@@ -201,9 +214,9 @@ def writes(value):
     found, waiting, seen = [], [value], set()
     while waiting:
         value = waiting.pop()
-        if value.debugName() in seen:
+        if value.unique() in seen:
             continue
-        seen.add(value.debugName())
+        seen.add(value.unique())
         for use in value.uses():
             node = use.user
             if use.offset != 0 or "::" not in node.kind():
