@@ -110,14 +110,22 @@ impl Table {
     }
 }
 
+/// How an eliminated operator is chosen once its neighbours are.
+enum Chosen {
+    /// By its cheapest strategy for each choice of theirs: a byte, instead of the cells that it was found from.
+    Known { scope: Vec<usize>, picks: Vec<u8> },
+    /// By the tables that contained it.
+    Among(Vec<Table>),
+}
+
 /// A graph with some operators eliminated.
 pub(super) struct Elimination {
     sizes: Vec<usize>,
     /// Prices of each operator, including those of eliminated neighbours; for an eliminated operator as of its
     /// elimination.
     prices: Vec<Vec<f64>>,
-    /// Eliminated operators in order, with the tables that contained them.
-    eliminated: Vec<(usize, Vec<Table>)>,
+    /// Eliminated operators in order, and how each is chosen.
+    eliminated: Vec<(usize, Chosen)>,
     /// Tables over operators that are kept.
     kept: Vec<Table>,
     /// Least cost of the components without a kept operator.
@@ -153,11 +161,13 @@ impl Elimination {
             if named.is_empty() {
                 this.constant += least(&this.prices[node]);
             }
-            let mut priced = false;
-            for group in this.groups(node, &mut named, max_cells) {
-                let prices = if priced { vec![0.0; this.sizes[node]] } else { this.prices[node].clone() };
-                priced = true;
-                let table = this.join(node, &prices, group);
+            let groups = this.groups(node, &mut named, max_cells);
+            let is_one = groups.len() == 1 && this.sizes[node] <= 1 + usize::from(u8::MAX);
+            let mut known = None;
+            for (number, group) in groups.into_iter().enumerate() {
+                let prices = if number > 0 { vec![0.0; this.sizes[node]] } else { this.prices[node].clone() };
+                let (table, picks) = this.join(node, &prices, group, is_one);
+                known = picks.map(|picks| Chosen::Known { scope: table.scope.clone(), picks });
                 match table.scope.as_slice() {
                     [only] => {
                         let prices = &mut this.prices[*only];
@@ -166,7 +176,7 @@ impl Elimination {
                     _ => add(&mut tables, &mut naming, table),
                 }
             }
-            this.eliminated.push((node, named));
+            this.eliminated.push((node, known.unwrap_or(Chosen::Among(named))));
             for other in neighbours {
                 let (now, _) = cells_of(other, &tables, &naming, &this.sizes);
                 if queue.remove(&(cells[other], other)) {
@@ -200,8 +210,15 @@ impl Elimination {
         groups
     }
 
-    /// Returns the least cost of an operator and these tables for each choice of its neighbours.
-    fn join(&self, node: usize, prices: &[f64], tables: &[Table]) -> Table {
+    /// Returns the least cost of an operator and these tables for each choice of its neighbours, and if asked its
+    /// strategy there.
+    fn join(
+        &self,
+        node: usize,
+        prices: &[f64],
+        tables: &[Table],
+        keeps_picks: bool,
+    ) -> (Table, Option<Vec<u8>>) {
         let sizes = &self.sizes;
         let mut scope = around(node, tables.iter());
         // The longest axis is the innermost loop.
@@ -223,9 +240,14 @@ impl Elimination {
         let width = sizes[last];
         let outer: usize = scope.iter().map(|&node| sizes[node]).product();
         let mut cells = vec![f64::INFINITY; outer * width];
+        let mut picks = vec![0; if keeps_picks { outer * width } else { 0 }];
         let mut sum = vec![0.0; width];
         let mut at = vec![0; scope.len()];
+        let mut rows_of_picks = picks.chunks_exact_mut(width);
+        // As wide as the costs, so that both are compared in one go.
+        let mut picked = vec![0_u64; if keeps_picks { width } else { 0 }];
         for out in cells.chunks_exact_mut(width) {
+            picked.fill(0);
             for (pick, price) in prices.iter().enumerate() {
                 let base = others.iter().zip(&other_steps).fold(*price, |base, (table, (outer, step))| {
                     base + table.cells()[dot(&at, outer) + pick * step]
@@ -247,15 +269,28 @@ impl Elimination {
                     }
                     &sum
                 };
-                for (out, cell) in out.iter_mut().zip(row) {
-                    let cell = base + cell;
-                    *out = if cell < *out { cell } else { *out };
+                if keeps_picks {
+                    for ((out, picked), cell) in out.iter_mut().zip(&mut picked).zip(row) {
+                        let cell = base + cell;
+                        let is_less = cell < *out;
+                        *out = if is_less { cell } else { *out };
+                        *picked = if is_less { pick as u64 } else { *picked };
+                    }
+                } else {
+                    for (out, cell) in out.iter_mut().zip(row) {
+                        let cell = base + cell;
+                        *out = if cell < *out { cell } else { *out };
+                    }
                 }
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "they are kept of at most 256 strategies")]
+            for (kept, pick) in rows_of_picks.next().unwrap_or_default().iter_mut().zip(&picked) {
+                *kept = *pick as u8;
             }
             next(&mut at, &scope, sizes);
         }
         scope.push(last);
-        Table { scope, cells: Cells::Own(Arc::new(cells)) }
+        (Table { scope, cells: Cells::Own(Arc::new(cells)) }, keeps_picks.then_some(picks))
     }
 
     /// Returns the least cost for each choice of two kept operators, without their own prices.
@@ -281,7 +316,16 @@ impl Elimination {
 
     /// Chooses a strategy for each eliminated operator, last first; of equal costs the lower index.
     pub(super) fn choose(&self, picks: &mut [usize]) {
-        for (node, tables) in self.eliminated.iter().rev() {
+        for (node, chosen) in self.eliminated.iter().rev() {
+            let tables = match chosen {
+                Chosen::Known { scope, picks: known } => {
+                    let place =
+                        scope.iter().fold(0, |place, &other| place * self.sizes[other] + picks[other]);
+                    picks[*node] = known[place].into();
+                    continue;
+                }
+                Chosen::Among(tables) => tables,
+            };
             let mut prices = self.prices[*node].clone();
             for table in tables {
                 let strides = table.strides(&self.sizes);
