@@ -499,6 +499,7 @@ fn a_trace_that_is_another_model_is_refused_by_its_statement() {
     check("Scale", &["--input=4x8"], "float(x.norm())", number);
     check("Constants", &["--input=4x8"], "torch.tensor([x[0, 0], 1.0])", number);
     check("Written", &["--input=4x8"], "if sums[0] > 0", truth);
+    check("WrittenLater", &["--input=4x8"], "if sums.max() > 0", truth);
     check("Compared", &["--input=4x8"], "torch.equal(x, x.abs())", "tensors are compared as a whole");
     check("Experts", &["--input=2x16:int64"], ".tolist()", "a tensor is converted to a list");
     check("Lengths", &["--input=4x8"], "x / len(rows)", "the length of a tensor depends on data");
