@@ -117,26 +117,26 @@ fn torture(one: &str, other: &str, kills: u32) {
 #[test]
 fn emitted_folders_are_old_or_new() {
     let line = "emit ROOT/fixtures/traces/unet_small.pt -o out --force --stages";
-    torture(&format!("{line} 2"), &format!("{line} 3"), 60);
+    torture(&format!("{line} 2"), &format!("{line} 3"), 30);
 }
 
 #[test]
 fn splits_are_old_or_new() {
     let line = "split ROOT/fixtures/traces/unet_small.pt --devices 2xt4 -o out --force --stages";
-    torture(&format!("{line} 2"), &format!("{line} 1"), 60);
+    torture(&format!("{line} 2"), &format!("{line} 1"), 30);
 }
 
 #[test]
 fn reports_are_old_or_new() {
     let place = "-o report.html";
     let other = format!("report ROOT/fixtures/traces/gpt2_tiny.pt {place}");
-    torture(&format!("report ROOT/fixtures/traces/unet_small.pt {place}"), &other, 30);
+    torture(&format!("report ROOT/fixtures/traces/unet_small.pt {place}"), &other, 20);
 }
 
 #[test]
 fn plans_are_old_or_new() {
     let line = "plan ROOT/fixtures/traces/cnn_basic.pt -o plan.yaml --devices";
-    torture(&format!("{line} 2xt4"), &format!("{line} 4xv100"), 50);
+    torture(&format!("{line} 2xt4"), &format!("{line} 4xv100"), 30);
 }
 
 /// Lists what lies in a folder that has no name yet.

@@ -362,7 +362,7 @@ def failures(cases, first):
         ("rank 0 failed: inputs() of the task returned 7 rows", picture(old="(samples, 3", new=short), [], 0),
         ("rank 1 failed: the loss is not finite in step 4", picture(**failing(13, "return float('nan')"), clip=None), [], 0),
     ]
-    faults, slowest = faults[first::3], 0.0
+    faults, slowest = faults[first::4], 0.0
     for message, path, arguments, waits in faults:
         if "not finite" in message:
             Path(path).write_text(Path(path).read_text().replace("torn()\n    return", "return (torn() or 1.0) *"))
@@ -511,6 +511,7 @@ def cases():
         "failures, NCCL": lost_under_nccl,
         "failures, others": lambda c: failures(c, 1),
         "failures, further": lambda c: failures(c, 2),
+        "failures, more": lambda c: failures(c, 3),
         "a plan's sharding": planned_sharding,
         "a chosen sharding": chosen_sharding,
         "host trace": host_trace,
@@ -550,6 +551,8 @@ SELDOM = (
     "resume, other stages and shares, 20 steps",
     "failures, others",
     "failures, further",
+    "failures, more",
+    "resume, kept checkpoints",
     "zero1 resume",
     "zero1 resume from one replica",
     "zero2 resume as one replica",
