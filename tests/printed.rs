@@ -53,6 +53,32 @@ fn a_bound_names_its_plans() {
     }
 }
 
+/// What a plan is at most away from the best is rounded up, on the screen, in the text and in the report alike.
+#[test]
+fn a_gap_is_not_rounded_down() {
+    let mut smallest = 1.0_f64;
+    for devices in ["2xt4", "3xt4"] {
+        let arguments = ["plan", UNET, "--devices", devices, "--stages", "2"];
+        let gap = 100.0 * number(&json(&arguments)["gap"]);
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out").display().to_string();
+        let screen = text(&[&["split"], &arguments[1..], &["-o", &out]].concat());
+        let page = std::fs::read_to_string(format!("{out}/report.html")).unwrap();
+        let figure = |said: &str, before: &str| -> f64 {
+            let rest =
+                &said[said.find(before).unwrap_or_else(|| panic!("no `{before}`: {said}")) + before.len()..];
+            rest.split(' ').next().unwrap().trim_end_matches('%').parse().unwrap()
+        };
+        let said = [figure(&text(&arguments), "at most "), figure(&screen, "at most "), figure(&page, "≤ ")];
+        assert!(
+            said.iter().all(|shown| *shown >= gap && *shown < gap + 0.1 && *shown == said[0]),
+            "{said:?}, {gap}"
+        );
+        smallest = smallest.min(0.1 - (said[0] - gap));
+    }
+    assert!(smallest < 0.05, "one of them would be rounded down");
+}
+
 /// Where the number of devices per layer is chosen, the bound holds for all numbers that were tried.
 #[test]
 fn a_bound_holds_for_all_numbers_of_devices_per_layer() {

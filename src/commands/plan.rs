@@ -45,7 +45,9 @@ mod workload;
 #[cfg(not(feature = "peers"))]
 use self::without_peers::{compat, workload};
 pub use self::{
-    answer::{ABOVE_THE_PEAK, holder, host, looked_at, proof_of_splits, rounded, sizes_tried, splits},
+    answer::{
+        ABOVE_THE_PEAK, at_most, holder, host, looked_at, proof_of_splits, rounded, sizes_tried, splits,
+    },
     arguments::{PlanArguments, RoundingArguments, matches, strategies},
     flags::Plan,
     input::Input,

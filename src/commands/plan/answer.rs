@@ -95,6 +95,11 @@ pub(super) fn span<T>(run: &[T], names: impl Fn(&T) -> (&String, &String)) -> St
     }
 }
 
+/// Returns a gap in per cent, rounded up: what a plan is at most away from the best.
+pub fn at_most(gap: f64) -> f64 {
+    ((1e3 * gap - 1e-6).ceil() / 10.0).max(0.1)
+}
+
 /// Says how good the splits of operators are.
 pub fn proof_of_splits(shared: &SharedAnswer) -> String {
     if let Some(alone) = shared.alone_seconds {
@@ -102,7 +107,7 @@ pub fn proof_of_splits(shared: &SharedAnswer) -> String {
     } else if shared.gap < 1e-4 {
         "none that can be written is faster, by the times of operators and exchanges".into()
     } else {
-        format!("at most {:.1} % from optimal, by the times of operators and exchanges", 100.0 * shared.gap)
+        format!("at most {:.1} % from optimal, by the times of operators and exchanges", at_most(shared.gap))
     }
 }
 
@@ -171,7 +176,7 @@ fn text(answer: &PlanAnswer, unit: Unit, why: &str) -> String {
         (true, Some(of)) => format!("no {of} is faster"),
         (false, of) => format!(
             "at most {:.1} % from optimal (no {} is faster than {})",
-            (answer.gap * 100.0).max(0.1),
+            at_most(answer.gap),
             of.as_deref().unwrap_or("plan"),
             unit.shown(answer.lower_bound_seconds)
         ),

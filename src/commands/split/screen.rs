@@ -276,7 +276,7 @@ fn proof(answer: &PlanAnswer) -> String {
         (true, Some(of)) => format!("no {of} is faster, by the planner's objective"),
         (false, of) => format!(
             "at most {:.1} % away: no {} is faster than {}",
-            (100.0 * answer.gap).max(0.1),
+            plan::at_most(answer.gap),
             of.as_deref().unwrap_or("plan"),
             Seconds(answer.lower_bound_seconds)
         ),
