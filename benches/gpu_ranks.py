@@ -4,8 +4,9 @@
 
 Each rank is a machine of its own to NCCL (`tests/oracle/one_card`), so order, streams and kinds of calls are those of several
 cards; speed is not. With CUDA's Multi-Process Service (nvidia-cuda-mps-control -d) they take half the time, but what is killed
-takes others with it. A case that takes too long tells where its ranks were. Prints a line for each case as it ends, writes what the failed ones said to FOLDER/failed.txt, and exits
-with 1 if there was one. Cases that the time was too short for are named. With `--device cpu` the same cases run under gloo.
+takes others with it. Prints a line for each case as it ends, writes what the failed ones said to FOLDER/failed.txt (where its
+ranks were, if a case took too long), and exits with 1 if there was one. Cases that the time was too short for are named. With
+`--device cpu` the same cases run under gloo.
 """
 
 import argparse

@@ -65,7 +65,7 @@ class Watch:
 def lost_peer():
     """Returns what NCCL says of a peer that has ended: what waits for it on a GPU would wait until torch gives up, which may
     take minutes. gloo's calls fail by themselves."""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_initialized():
         return None
     for group in list(dist.distributed_c10d._world.pg_map):
         try:
