@@ -245,7 +245,7 @@ impl Elimination {
         let mut at = vec![0; scope.len()];
         let mut rows_of_picks = picks.chunks_exact_mut(width);
         // As wide as the costs, so that both are compared in one go.
-        let mut picked = vec![0_u64; if keeps_picks { width } else { 0 }];
+        let mut picked = vec![0_u64; width];
         for out in cells.chunks_exact_mut(width) {
             picked.fill(0);
             for (pick, price) in prices.iter().enumerate() {
@@ -269,18 +269,11 @@ impl Elimination {
                     }
                     &sum
                 };
-                if keeps_picks {
-                    for ((out, picked), cell) in out.iter_mut().zip(&mut picked).zip(row) {
-                        let cell = base + cell;
-                        let is_less = cell < *out;
-                        *out = if is_less { cell } else { *out };
-                        *picked = if is_less { pick as u64 } else { *picked };
-                    }
-                } else {
-                    for (out, cell) in out.iter_mut().zip(row) {
-                        let cell = base + cell;
-                        *out = if cell < *out { cell } else { *out };
-                    }
+                for ((out, picked), cell) in out.iter_mut().zip(&mut picked).zip(row) {
+                    let cell = base + cell;
+                    let is_less = cell < *out;
+                    *out = if is_less { cell } else { *out };
+                    *picked = if is_less { pick as u64 } else { *picked };
                 }
             }
             #[expect(clippy::cast_possible_truncation, reason = "they are kept of at most 256 strategies")]
