@@ -361,6 +361,7 @@ def failures(cases, first):
         ("rank 1 failed with exit code 3, after", picture(**failing(14, "import os; os._exit(3)")), [], 0),
         ("rank 0 failed: inputs() of the task returned 7 rows", picture(old="(samples, 3", new=short), [], 0),
         ("rank 1 failed: the loss is not finite in step 4", picture(**failing(13, "return float('nan')"), clip=None), [], 0),
+        ("rank 1 failed: a recurrent layer was traced in eval mode", picture(**failing(14, "raise RuntimeError('cudnn RNN backward can only be called in training mode')")), [], 0),
     ]
     faults, slowest = faults[first::4], 0.0
     for message, path, arguments, waits in faults:
