@@ -34,7 +34,7 @@ mod zero_bubble;
 pub use self::{
     by_rank::Order,
     csv::{CsvError, from_csv, to_csv},
-    in_flight::InFlight,
+    in_flight::{InFlight, InRounds},
     op::{Kind, Op},
     program::{Program, Regular},
     replicas::{for_replicas, replicated, round_robin},

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use simulator::{
     Cost, clock,
-    order::{ALL, Schedule, Shape, make_for_costs},
+    order::{ALL, Kind, Order, Schedule, Shape, make_for_costs},
 };
 
 #[path = "formulas/in_flight.rs"]
@@ -54,6 +54,46 @@ fn costs() -> impl Strategy<Value = Cost> {
             Cost { forward, input_gradient, weight_gradient, hop }
         },
     )
+}
+
+/// The most micro-batches that each stage holds, counted along its rank's operations.
+fn held(order: &Order) -> Vec<usize> {
+    let mut most = vec![0; order.chain as usize];
+    for ops in &order.ranks {
+        let is_split = ops.iter().any(|op| op.kind == Kind::WeightGradient);
+        let mut now = vec![0_usize; most.len()];
+        for op in ops {
+            let stage = op.stage as usize;
+            match op.kind {
+                Kind::Forward => now[stage] += 1,
+                Kind::InputGradient if is_split => {}
+                _ => now[stage] -= 1,
+            }
+            most[stage] = most[stage].max(now[stage]);
+        }
+    }
+    most
+}
+
+/// Plans count the memory of each stage by what it holds.
+#[test]
+fn each_chunk_of_an_interleaved_schedule_holds_what_is_counted() {
+    let interleaved = [Schedule::Interleaved1F1B, Schedule::Vpp, Schedule::InterleavedZeroBubble];
+    let mut n_checked = 0;
+    for (schedule, ranks) in interleaved.into_iter().flat_map(|one| (1..9).map(move |ranks| (one, ranks))) {
+        for (chunks, micro_batches) in (1..6).flat_map(|chunks| (1..40).map(move |count| (chunks, count))) {
+            let shape = Shape { ranks, chunks, micro_batches };
+            let Ok(order) = make_for_costs(schedule, shape, Cost::EQUAL) else { continue };
+            let [p, v, each] = [ranks, chunks, micro_batches].map(|count| count as usize);
+            for replicas in [1, 3] {
+                let counted = schedule.in_flight(p, v, each, replicas);
+                let counts = (0..p * v).map(|stage| counted.count(replicas, (p * v - stage) * replicas));
+                assert_eq!(counts.collect::<Vec<_>>(), held(&order), "{schedule:?} {shape:?}");
+            }
+            n_checked += 1;
+        }
+    }
+    assert!(n_checked > 1000, "{n_checked}");
 }
 
 proptest! {

@@ -91,3 +91,37 @@ impl GridSolver<'_> {
         needed <= (0..grid.ranks).map(room).sum::<f64>() * (1.0 + 1e-9)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use schema::{Bytes, Seconds};
+
+    use crate::{
+        MicroBatches, Strategy,
+        oracle::random_problems::{Dice, problem},
+        planner::plan_with,
+        simulate::peaks,
+    };
+
+    /// The loss of a language model keeps far more than any layer, and the last chunk holds one micro-batch of it at a time.
+    #[test]
+    fn a_large_loss_fits_interleaved_stages() {
+        let mut large = problem(&mut Dice(3), 16, 4, true, true);
+        for block in &mut large.blocks {
+            (block.forward, block.input_gradient, block.weight_gradient) =
+                (Seconds(1.0), Seconds(1.0), Seconds(1.0));
+            (block.parameters, block.activations, block.workspace) = (Bytes(10), Bytes(10), Bytes(0));
+        }
+        (large.blocks[15].activations, large.blocks[15].kept) = (Bytes(300), Bytes(300));
+        large.values.iter_mut().for_each(|value| (value.forward, value.backward) = (Bytes(1), Bytes(1)));
+        large.training.micro_batches = MicroBatches::Exactly(16);
+        (large.training.recompute, large.training.offload) = (false, false);
+        large.machine.devices.iter_mut().for_each(|device| device.memory = Bytes(1000));
+        let plan = plan_with(&large, Strategy::Interleaved).expect("it fits");
+        assert_eq!(plan.stages.len() / plan.chunks(), 4);
+        let held: Vec<f64> = peaks(&large, &plan).expect("it is small enough to be simulated");
+        let on_rank = |rank: usize| held.iter().skip(rank).step_by(4).sum::<f64>();
+        assert!((0..4).all(|rank| on_rank(rank) <= 1000.0), "{held:?}");
+        assert!(on_rank(3) > 300.0, "{held:?}");
+    }
+}

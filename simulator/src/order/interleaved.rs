@@ -13,7 +13,7 @@
 //! Megatron's own order (here `vpp`) is the same with rounds of exactly `p` micro-batches.
 
 use super::{
-    InFlight, Kind, Op, Order, Shape,
+    InFlight, InRounds, Kind, Op, Order, Shape,
     row::{Chunks, Need, Row, Share, Terms},
 };
 use crate::cost::Cost;
@@ -22,7 +22,7 @@ pub(super) const ROW: Row = Row {
     aliases: &["interleaved"],
     chunks: Chunks::Any,
     needs: fills_rounds,
-    in_flight,
+    in_flight: |share| in_rounds(share, false),
     makespan,
     ..Row::new("interleaved-1f1b", one_f_one_b)
 };
@@ -38,7 +38,7 @@ pub(super) const VPP: Row = Row {
         let rule = format!("a multiple of {ranks} micro-batches, the number of ranks");
         Err(Need::MicroBatches(rule, Some(micro_batches.next_multiple_of(ranks))))
     },
-    in_flight,
+    in_flight: |share| in_rounds(share, false),
     makespan,
     ..Row::new("vpp", one_f_one_b)
 };
@@ -47,10 +47,7 @@ pub(super) const ZERO_BUBBLE: Row = Row {
     aliases: &["zbh1", "zerobubble"],
     chunks: Chunks::Any,
     needs: fills_rounds,
-    in_flight: |share| {
-        let most = if share.chunks == 1 { share.ranks } else { 2 * share.ranks };
-        InFlight::Split(most.min(share.each) as u32)
-    },
+    in_flight: |share| in_rounds(share, true),
     makespan: |t| {
         let is_exact = t.is_without_latency() && t.m >= t.p;
         is_exact.then(|| t.m * t.v * (t.f + t.b) + (t.p - 1) * t.f.max(t.i).max(t.f + t.i - t.w))
@@ -68,10 +65,10 @@ fn fills_rounds(Shape { ranks, micro_batches, .. }: Shape) -> Result<(), Need> {
     Err(Need::MicroBatches(rule, (micro_batches..).find(|m| fits(*m))))
 }
 
-/// A rank holds `(v-1)·p + 2(p-1-r) + 1` chunks at most; each of its chunks gets an equal part.
-fn in_flight(share: &Share) -> InFlight {
-    let Share { ranks, chunks, each, .. } = *share;
-    InFlight::Depth(((chunks + 1) * ranks).div_ceil(chunks).min(each) as u32)
+fn in_rounds(share: &Share, is_split: bool) -> InFlight {
+    let [ranks, chunks, micro_batches] = [share.ranks, share.chunks, share.each].map(|count| count as u32);
+    let Rounds { per_round, .. } = Rounds::new(ranks, chunks, micro_batches);
+    InFlight::Rounds(InRounds { ranks, chunks, micro_batches, per_round, is_split })
 }
 
 /// `(v·max(m, p) + min(m, p) − 1)(F + B)`, as breadth first.
