@@ -146,8 +146,12 @@ pub(crate) fn counts(problem: &Problem) -> Vec<u32> {
 
 /// Tells whether memory keeps a plan far from what its devices could do together.
 fn is_held_back(problem: &Problem, plan: &Solution) -> bool {
-    let ideal = problem.seconds() / problem.machine.total_speed();
-    plan.is_tight() && plan.seconds_each() > 2.0 * ideal
+    plan.is_tight() && is_far_from_ideal(problem, plan)
+}
+
+/// Tells whether a plan takes more than twice as long as all devices would if they shared the work evenly.
+pub(crate) fn is_far_from_ideal(problem: &Problem, plan: &Solution) -> bool {
+    plan.seconds_each() > 2.0 * problem.seconds() / problem.machine.total_speed()
 }
 
 /// Adds the other strategies' plans to the best one, which stays first if its strategy was asked for.
