@@ -27,7 +27,7 @@ pub(crate) fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
         return (Vec::new(), true);
     }
     if let Some(mut all) = permutations(machine, |_, _| true) {
-        all.retain(|order| !order.iter().zip(&own).all(|(a, b)| is_like(machine, *a, *b)));
+        all.retain(|order| !is_same_row(machine, order, &own, &|_, _| true));
         if all.len() < MOST {
             return (all, true);
         }
@@ -50,7 +50,8 @@ pub(crate) fn other_orders(machine: &Machine) -> (Vec<Vec<usize>>, bool) {
     (orders.split_off(1), false)
 }
 
-/// Returns all orders of few devices, without those that only swap devices which are alike in themselves and to the caller.
+/// Returns all orders of few devices, without those that only swap devices, or whole nodes, which are alike in themselves and to
+/// the caller.
 pub(crate) fn permutations(
     machine: &Machine,
     is_same: impl Fn(usize, usize) -> bool,
@@ -71,8 +72,7 @@ pub(crate) fn permutations(
         });
         let mut all: Vec<Vec<usize>> = Vec::new();
         for order in swapped {
-            let is_like = |(a, b): (&usize, &usize)| is_like(machine, *a, *b) && is_same(*a, *b);
-            if !all.iter().any(|known| known.iter().zip(&order).all(is_like)) {
+            if !all.iter().any(|known| is_same_row(machine, known, &order, &is_same)) {
                 all.push(order);
             }
         }
@@ -81,8 +81,54 @@ pub(crate) fn permutations(
     Some(orders)
 }
 
-fn is_like(machine: &Machine, one: usize, other: usize) -> bool {
-    let (one, other) = (&machine.devices[one], &machine.devices[other]);
-    let alike = MachineDevice { name: one.name.clone(), ..other.clone() };
-    machine.links.is_empty() && alike == *one
+/// Tells whether two orders of the same devices cannot be told apart: position by position the devices are alike, and position by
+/// position as far from each other.
+fn is_same_row(
+    machine: &Machine,
+    one: &[usize],
+    other: &[usize],
+    is_same: &impl Fn(usize, usize) -> bool,
+) -> bool {
+    if one == other {
+        return true;
+    }
+    let is_like = |(a, b): (&usize, &usize)| {
+        let (own, device) = (&machine.devices[*a], &machine.devices[*b]);
+        let alike = MachineDevice { name: own.name.clone(), place: own.place.clone(), ..device.clone() };
+        alike == *own && is_same(*a, *b)
+    };
+    let apart = |order: &[usize], a: usize, b: usize| machine.level_index(order[a], order[b]);
+    let is_as_far = |a: usize| (0..a).all(|b| apart(one, a, b) == apart(other, a, b));
+    machine.links.is_empty() && one.iter().zip(other).all(is_like) && (0..one.len()).all(is_as_far)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oracle::random_problems::{Dice, problem};
+
+    /// Two nodes of two devices, the speed of each given.
+    fn two_nodes(speeds: [f64; 4]) -> Machine {
+        let mut machine = problem(&mut Dice(1), 2, 4, true, false).machine;
+        let first = machine.devices[0].clone();
+        for (index, (device, speed)) in machine.devices.iter_mut().zip(speeds).enumerate() {
+            let name = device.name.clone();
+            *device = MachineDevice { name, speed, place: vec![index as u32 / 2], ..first.clone() };
+        }
+        machine
+    }
+
+    #[test]
+    fn nodes_that_are_alike_are_not_swapped() {
+        let alike = two_nodes([1.0; 4]);
+        // One by one from each node, or one node within the other.
+        assert_eq!(other_orders(&alike), (vec![vec![0, 2, 1, 3], vec![0, 2, 3, 1]], true));
+        // Of nodes that differ, either may come first.
+        let (orders, is_all) = other_orders(&two_nodes([1.0, 1.0, 2.0, 2.0]));
+        assert!(is_all && orders.len() == 5 && orders.contains(&vec![2, 3, 0, 1]), "{orders:?}");
+        // A device that differs from its neighbour makes its node another one.
+        let (orders, is_all) = other_orders(&two_nodes([1.0, 2.0, 1.0, 2.0]));
+        assert!(is_all && orders.contains(&vec![1, 0, 3, 2]), "{orders:?}");
+        assert!(!orders.contains(&vec![2, 3, 0, 1]), "{orders:?}");
+    }
 }
