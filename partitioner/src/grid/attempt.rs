@@ -50,9 +50,10 @@ use crate::{
 /// How often stages that run out of memory in the simulation are planned again with less.
 const ROUNDS: usize = 3;
 
-/// The most cuts that are simulated if the result proves nothing, unless there are few states.
+/// The most cuts that are simulated if the result proves nothing, unless there are few states; none over more than some.
 const UNSURE: usize = 8;
 const FEW_STATES: usize = 40;
+const SOME_STATES: usize = 100;
 
 /// A grid, and what all of its plans share: order of operations, rules, devices, memory.
 pub(crate) struct Attempt<'a> {
@@ -466,6 +467,10 @@ impl<'a> Attempt<'a> {
         // Offload, and the division of a device's memory among chunks, are chosen by formula, so other choices remain untried.
         let is_alone = grid.chunks == 1 && !self.rules.in_flight.is_upper_bound();
         let is_sure = scorer.is_roomy() || is_alone && !problem.training.offload;
+        // Where nothing is proven, the climb has found as much as trying cuts one by one does over many states.
+        if !is_sure && solver.states.len() > SOME_STATES {
+            return (cuts.best, false);
+        }
         let limits = problem.training.limits;
         let most = if is_sure || solver.states.len() <= FEW_STATES { limits.simulated_plans } else { UNSURE };
         cuts.left = (limits.simulated_passes / n_ops / solver.n_grids.clamp(1, 4)).min(most);

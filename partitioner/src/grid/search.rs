@@ -141,16 +141,6 @@ fn open_grids(
     Ok((open, refused))
 }
 
-/// V-shaped grids are slow to search: keeps only the shape of the best pipeline so far; an error if that leaves none.
-fn without_other_vs(open: &mut Vec<Open>, cut_space: &CutSpace, strategy: Strategy) -> Option<PlanError> {
-    let had_some = !open.is_empty();
-    let is_likely = |grid: &Grid| cut_space.likely.get() == Some((grid.ranks, grid.replicas));
-    open.retain(|(_, _, grid)| !grid.schedule.is_in_v() || is_likely(grid));
-    let reason = "on so many devices it is searched in the shape of the best pipeline, and none was found; in all shapes where it is asked for by name, or with more effort";
-    let none = PlanError::Schedule { strategy: strategy.name(), reason: reason.into() };
-    Some(none).filter(|_| had_some && open.is_empty())
-}
-
 /// Finds the best plan of a strategy that ends each step together, as the simulator times it.
 ///
 /// Also returns the lower bound over all plans with the devices in this order, in seconds for each micro-batch.
@@ -170,9 +160,6 @@ pub(crate) fn synchronous(
     // Untried grids have fewer stages or replicas, so the bound of the first grid holds for them too.
     let is_all = problem.machine.devices.len() <= FEW_DEVICES || strategy.is_rule();
     let untried = open.first().filter(|_| !is_all).map_or(f64::INFINITY, |first| first.0);
-    if !is_all && !problem.training.limits.replicated_chunks {
-        refused = refused.or(without_other_vs(&mut open, cut_space, strategy));
-    }
     // The best shape of the last question is likely to be good: try it first, so that it prunes others.
     if goal != Goal::Any {
         open.sort_by_key(|(_, _, grid)| cut_space.likely.get() != Some(grid.likeness()));

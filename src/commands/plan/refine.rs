@@ -3,7 +3,7 @@
 //! The coarse blocks are always planned, whatever the number of devices, so that more devices never make a plan slower.
 //! A model of few operators is planned over all of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use partitioner::{
     Effort, Grain, Limits, MicroBatches, PlanError, Planned, Problem, Sliceable, Solution, Strategy,
@@ -175,7 +175,8 @@ impl<'a> Search<'a> {
         let pipelines = std::iter::once(&solved.best).chain(&solved.others);
         let pipelines = pipelines.filter(|plan| plan.stages.len() > 1).take(PIPELINES);
         // A strategy may occur twice, at two sharding levels: here all are planned with the level of the best.
-        let strategies: BTreeSet<Strategy> = pipelines.filter_map(|plan| plan.made_by.strategy()).collect();
+        let mut strategies: BTreeSet<Strategy> =
+            pipelines.filter_map(|plan| plan.made_by.strategy()).collect();
         let mut best: Option<(f64, Grain)> = None;
         let mut seen: Vec<Grain> = Vec::new();
         let mut idle = 0;
@@ -187,7 +188,12 @@ impl<'a> Search<'a> {
             let plans: Vec<Solution> = match problem.training.inference {
                 Some(_) => plan_model(&mut problem, None, None).map(|found| found.best).into_iter().collect(),
                 None => {
-                    strategies.iter().filter_map(|strategy| plan_near(&problem, *strategy, &like)).collect()
+                    let found =
+                        |strategy: &Strategy| Some((*strategy, plan_near(&problem, *strategy, &like)?));
+                    let found: BTreeMap<Strategy, Solution> = strategies.iter().filter_map(found).collect();
+                    // Where a strategy has no plan there is no boundary to open blocks around.
+                    strategies.retain(|strategy| found.contains_key(strategy));
+                    found.into_values().collect()
                 }
             };
             let least = plans.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
