@@ -169,9 +169,10 @@ impl<'a> Search<'a> {
     /// Opens blocks around the boundaries of each round's plans, and closes others; then plans the best of these grains
     /// with all strategies.
     fn refine(&mut self, mut next: Grain) {
-        let (Some(model), Some((_, solved, _))) = (self.model, &self.best) else { return };
+        let (Some(model), Some((asked, solved, _))) = (self.model, &self.best) else { return };
         let micro_batches = Some(solved.best.micro_batches);
         let (sharding, group) = (solved.best.sharding(), solved.best.execution.sharding_group);
+        let unit = asked.problem.training.recompute_unit;
         let pipelines = std::iter::once(&solved.best).chain(&solved.others);
         let pipelines = pipelines.filter(|plan| plan.stages.len() > 1).take(PIPELINES);
         // A strategy may occur twice, at two sharding levels: here all are planned with the level of the best.
@@ -185,6 +186,7 @@ impl<'a> Search<'a> {
             // The number of micro-batches has been chosen by now.
             let mut problem = self.asked(&next, micro_batches).problem;
             (problem.training.sharding, problem.training.sharding_group) = (sharding, group);
+            problem.training.recompute_unit = unit;
             let plans: Vec<Solution> = match problem.training.inference {
                 Some(_) => plan_model(&mut problem, None, None).map(|found| found.best).into_iter().collect(),
                 None => {
