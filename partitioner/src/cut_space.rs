@@ -41,6 +41,8 @@ pub struct CutSpace {
     runs: Memo<usize, Runs>,
     /// Ranks and replicas of the last plan found: searched first, so that it prunes others.
     pub(crate) likely: Cell<Option<(usize, usize)>>,
+    /// Ranks and replicas of a plan of other cuts of the model: what is slow to search is searched near it alone.
+    pub(crate) like: Option<(usize, usize)>,
 }
 
 impl CutSpace {
@@ -66,13 +68,21 @@ impl CutSpace {
             lines: Lines::default(),
             runs: Memo::default(),
             likely: Cell::new(None),
+            like: None,
         }
     }
 
-    /// Notes the shape of a plan, perhaps of other cuts of the model, to be searched first.
+    /// The same, to be searched near a plan of other cuts of the model.
+    pub(crate) fn near(problem: &Problem, like: Option<&Solution>) -> Self {
+        let mut near = Self::of(problem);
+        near.like = like.map(shape);
+        near.likely.set(near.like);
+        near
+    }
+
+    /// Notes the shape of a plan, to be searched first.
     pub(crate) fn expect(&self, plan: &Solution) {
-        let replicas = plan.stages.first().map_or(1, |stage| stage.run.count);
-        self.likely.set(Some((plan.stages.len() / plan.chunks(), replicas)));
+        self.likely.set(Some(shape(plan)));
     }
 
     /// Returns the device runs of a machine and of its ideal machine: thousands of devices make many of them.
@@ -95,6 +105,12 @@ impl CutSpace {
             }
         })
     }
+}
+
+/// Returns the ranks and replicas of a plan.
+fn shape(plan: &Solution) -> (usize, usize) {
+    let replicas = plan.stages.first().map_or(1, |stage| stage.run.count);
+    (plan.stages.len() / plan.chunks(), replicas)
 }
 
 fn own_order(problem: &Problem) -> States {

@@ -34,7 +34,8 @@ pub struct Limits {
     pub scored_blocks: usize,
     /// Stages that are compared where a device has several of them.
     pub chunked_stages: usize,
-    /// Whether interleaved stages may have replicas for any number of chunks: slow to search.
+    /// Whether interleaved stages may have replicas for any number of chunks, and V-shaped stages any shape where blocks are
+    /// opened: both are slow to search.
     pub replicated_chunks: bool,
     /// Stages that are compared for the bound from traffic across cuts: all together, and for one shape.
     pub bounded_stages: usize,

@@ -43,8 +43,7 @@ pub fn plan_with(problem: &Problem, strategy: Strategy) -> Result<Solution, Plan
 /// The same, searching first the shape of a plan of other blocks of the same model; `None` if there is none, for whatever reason.
 pub fn plan_near(problem: &Problem, strategy: Strategy, like: &Solution) -> Option<Solution> {
     problem.validate().ok()?;
-    let cut_space = CutSpace::of(problem);
-    cut_space.expect(like);
+    let cut_space = CutSpace::near(problem, Some(like));
     let mut best = solve(problem, &cut_space, strategy, Goal::Best).ok()?;
     state_memory(problem, &mut best);
     Some(best)

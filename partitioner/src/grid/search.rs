@@ -141,6 +141,17 @@ fn open_grids(
     Ok((open, refused))
 }
 
+/// V-shaped grids are slow to search: near a plan of other cuts, keeps only its shape and that of the best pipeline so far; an
+/// error if that leaves none.
+fn without_other_vs(open: &mut Vec<Open>, cut_space: &CutSpace, strategy: Strategy) -> Option<PlanError> {
+    let had_some = !open.is_empty();
+    let near = [cut_space.like, cut_space.likely.get()];
+    open.retain(|(_, _, grid)| !grid.schedule.is_in_v() || near.contains(&Some((grid.ranks, grid.replicas))));
+    let reason = "on so many devices it is searched in the shape of the best pipeline, and none was found; in all shapes where it is asked for by name, or with more effort";
+    let none = PlanError::Schedule { strategy: strategy.name(), reason: reason.into() };
+    Some(none).filter(|_| had_some && open.is_empty())
+}
+
 /// Finds the best plan of a strategy that ends each step together, as the simulator times it.
 ///
 /// Also returns the lower bound over all plans with the devices in this order, in seconds for each micro-batch.
@@ -160,6 +171,9 @@ pub(crate) fn synchronous(
     // Untried grids have fewer stages or replicas, so the bound of the first grid holds for them too.
     let is_all = problem.machine.devices.len() <= FEW_DEVICES || strategy.is_rule();
     let untried = open.first().filter(|_| !is_all).map_or(f64::INFINITY, |first| first.0);
+    if !is_all && !problem.training.limits.replicated_chunks && cut_space.like.is_some() {
+        refused = refused.or(without_other_vs(&mut open, cut_space, strategy));
+    }
     // The best shape of the last question is likely to be good: try it first, so that it prunes others.
     if goal != Goal::Any {
         open.sort_by_key(|(_, _, grid)| cut_space.likely.get() != Some(grid.likeness()));

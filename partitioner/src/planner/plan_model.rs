@@ -95,8 +95,7 @@ fn plan_by_unit(
     like: Option<&Solution>,
     below: f64,
 ) -> Result<Planned, PlanError> {
-    let cut_space = CutSpace::of(problem);
-    like.iter().for_each(|like| cut_space.expect(like));
+    let cut_space = CutSpace::near(problem, like);
     let whole = plan_batches(problem, &cut_space, strategy, below);
     let unranked = (below < f64::INFINITY).then(|| {
         let own = whole.as_ref().ok().map(|((best, ..), _)| best.clone());
