@@ -34,7 +34,8 @@ mod zero_bubble;
 pub use self::{
     by_rank::Order,
     csv::{CsvError, from_csv, to_csv},
-    in_flight::{InFlight, InRounds},
+    in_flight::InFlight,
+    interleaved::Rounds,
     op::{Kind, Op},
     program::{Program, Regular},
     replicas::{for_replicas, replicated, round_robin},

@@ -16,9 +16,6 @@ use crate::{
     strategy::Strategy,
 };
 
-/// Share by which a plan must be faster whose stages keep nothing but their own inputs.
-const WORTH: f64 = 1e-6;
-
 /// Finds the best plan of a strategy or of all; chooses the number of micro-batches where none is asked for.
 ///
 /// Replicas shard what the training allows if that is faster. The problem is left with the chosen settings, or, without a plan,
@@ -74,7 +71,7 @@ pub fn plan_model_below(
         // What bounds the best of both is the lower of their bounds.
         planned.best.bound_by(other.best.lower_bound_each());
         other.best.bound_by(planned.best.lower_bound_each());
-        if other.best.seconds_each() >= planned.best.seconds_each() * (1.0 - WORTH) {
+        if other.best.seconds_each() >= planned.best.seconds_each() {
             return Ok(planned);
         }
     }

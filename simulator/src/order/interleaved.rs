@@ -13,7 +13,7 @@
 //! Megatron's own order (here `vpp`) is the same with rounds of exactly `p` micro-batches.
 
 use super::{
-    InFlight, InRounds, Kind, Op, Order, Shape,
+    InFlight, Kind, Op, Order, Shape,
     row::{Chunks, Need, Row, Share, Terms},
 };
 use crate::cost::Cost;
@@ -22,7 +22,7 @@ pub(super) const ROW: Row = Row {
     aliases: &["interleaved"],
     chunks: Chunks::Any,
     needs: fills_rounds,
-    in_flight: |share| in_rounds(share, false),
+    in_flight: |share| InFlight::Rounds(Rounds::of(share)),
     makespan,
     ..Row::new("interleaved-1f1b", one_f_one_b)
 };
@@ -38,7 +38,7 @@ pub(super) const VPP: Row = Row {
         let rule = format!("a multiple of {ranks} micro-batches, the number of ranks");
         Err(Need::MicroBatches(rule, Some(micro_batches.next_multiple_of(ranks))))
     },
-    in_flight: |share| in_rounds(share, false),
+    in_flight: |share| InFlight::Rounds(Rounds::of(share)),
     makespan,
     ..Row::new("vpp", one_f_one_b)
 };
@@ -47,7 +47,7 @@ pub(super) const ZERO_BUBBLE: Row = Row {
     aliases: &["zbh1", "zerobubble"],
     chunks: Chunks::Any,
     needs: fills_rounds,
-    in_flight: |share| in_rounds(share, true),
+    in_flight: |share| InFlight::SplitRounds(Rounds::of(share)),
     makespan: |t| {
         let is_exact = t.is_without_latency() && t.m >= t.p;
         is_exact.then(|| t.m * t.v * (t.f + t.b) + (t.p - 1) * t.f.max(t.i).max(t.f + t.i - t.w))
@@ -63,12 +63,6 @@ fn fills_rounds(Shape { ranks, micro_batches, .. }: Shape) -> Result<(), Need> {
     }
     let rule = format!("a multiple of its {} rounds of {ranks} ranks", micro_batches / ranks);
     Err(Need::MicroBatches(rule, (micro_batches..).find(|m| fits(*m))))
-}
-
-fn in_rounds(share: &Share, is_split: bool) -> InFlight {
-    let [ranks, chunks, micro_batches] = [share.ranks, share.chunks, share.each].map(|count| count as u32);
-    let Rounds { per_round, .. } = Rounds::new(ranks, chunks, micro_batches);
-    InFlight::Rounds(InRounds { ranks, chunks, micro_batches, per_round, is_split })
 }
 
 /// `(v·max(m, p) + min(m, p) − 1)(F + B)`, as breadth first.
@@ -91,7 +85,8 @@ fn zero_bubble(Shape { ranks, chunks, micro_batches }: Shape, _: Cost) -> Order 
 }
 
 /// Micro-batches in rounds over the chunks of a rank.
-pub(super) struct Rounds {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rounds {
     ranks: u32,
     chunks: u32,
     micro_batches: u32,
@@ -104,10 +99,41 @@ impl Rounds {
         Self { ranks, chunks, micro_batches, per_round: micro_batches / n_rounds }
     }
 
+    fn of(share: &Share) -> Self {
+        let [ranks, chunks, micro_batches] =
+            [share.ranks, share.chunks, share.each].map(|count| count as u32);
+        Self::new(ranks, chunks, micro_batches)
+    }
+
+    /// Returns the most micro-batches that a stage holds, `left` being the stages from it to the end; with a split backward pass
+    /// until their weight gradients.
+    ///
+    /// A rank frees what it held `ahead` forward passes ago, counted over all of its chunks: the last chunk first, while forward
+    /// passes begin with the first. A chunk holds most when its part of a round ends; rounds are alike once the first is freed.
+    pub(super) fn held(&self, left: usize, is_split: bool) -> usize {
+        let index = self.ranks.saturating_mul(self.chunks).saturating_sub(left as u32);
+        let rank = index % self.ranks;
+        // Weight gradients wait for as many passes as there are ranks before.
+        let ahead = if is_split { self.warm_up(rank, 1) + rank } else { self.warm_up(rank, 2) };
+        let [v, m, own, chunk, ahead] =
+            [self.chunks, self.micro_batches, self.per_round, index / self.ranks, ahead].map(i64::from);
+        let round = own * v;
+        let behind_first = (chunk + 1) * own - 1 - ahead;
+        let freed = |passes: i64| match passes {
+            ..1 => 0,
+            _ => passes / round * own + (passes % round - (v - 1 - chunk) * own).clamp(0, own),
+        };
+        let held = |turn: i64| (turn + 1) * own - freed(turn * round + behind_first);
+        let regular = (-behind_first).div_euclid(round) + 1;
+        let turns = (regular - 1..=regular).filter(|turn| (0..m / own).contains(turn));
+        turns.map(held).max().unwrap_or(m).min(m) as usize
+    }
+
     /// Forward passes before the first backward but one, on a rank.
     pub(super) fn warm_up(&self, rank: u32, hops: u32) -> u32 {
-        let warm_up = (self.chunks - 1) * self.per_round + hops * (self.ranks - 1 - rank);
-        warm_up.min(self.chunks * self.micro_batches)
+        let warm_up =
+            (self.chunks - 1).saturating_mul(self.per_round).saturating_add(hops * (self.ranks - 1 - rank));
+        warm_up.min(self.chunks.saturating_mul(self.micro_batches))
     }
 
     /// Returns the stage and micro-batch of a rank's n-th forward.
