@@ -9,7 +9,7 @@
 //!
 //! The backward pass runs operators in reverse order, as autograd's engine does; an operator's saved activations are
 //! freed with it. A sum and a view pass their gradient on without a copy. A gradient is added to another in place if
-//! nothing else reads it. Scratch memory of kernels is not counted. Linear in operands.
+//! nothing else reads it. Scratch memory inside kernels is not counted. Linear in operands.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -276,7 +276,10 @@ impl<'a> Step<'a> {
                 }
             }
         }
+        let scratch = if given.is_empty() { 0 } else { self.costs.backward_scratch(operator.id) };
+        add(&mut self.now.passing, scratch);
         self.look(Some(operator.id), true);
+        self.now.passing = self.now.passing.saturating_sub(scratch);
         met.into_iter().chain(given).for_each(|gradient| self.let_go(gradient));
         self.now.saved = self.now.saved.saturating_sub(kept);
     }
@@ -448,6 +451,28 @@ mod tests {
         let loss = LossMemory { kept: 1000, forward: 1, backward: 2, in_place: false };
         let peak = step(&StepOptions { loss, ..StepOptions::default() }).peak;
         assert_eq!((peak.loss, peak.operator), (1002, None));
+    }
+
+    #[test]
+    fn a_loss_in_the_trace_makes_two_gradients() {
+        let text = "graph(%self : __torch__.Model,
+      %x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu),
+      %t : Long(2, strides=[1], requires_grad=0, device=cpu)):
+  %v : Float(4, 3, strides=[3, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"v\"](%self)
+  %none : NoneType = prim::Constant()
+  %mean : int = prim::Constant[value=1]()
+  %ignored : int = prim::Constant[value=-100]()
+  %smooth : float = prim::Constant[value=0.]()
+  %a : Tensor = aten::linear(%x, %v, %none)
+  %l : Tensor = aten::cross_entropy_loss(%a, %t, %none, %mean, %ignored, %smooth)
+  return (%l)
+";
+        let program = tracer::ir::read_ir(text).expect("a graph");
+        let graph = crate::build(&program, &crate::BuildOptions::default()).expect("it fits together");
+        let peak = step_memory(&graph, &crate::costs(&graph), &StepOptions::default()).peak;
+        // The logarithms and the weights' sum; the loss, its gradient, that of the logarithms and that of the scores.
+        assert_eq!((peak.saved, peak.passing, peak.is_backward), (32 + 4, 4 + 4 + 32 + 32, true));
+        assert_eq!(peak.operator.map(|operator| operator.0), Some(1));
     }
 
     #[test]

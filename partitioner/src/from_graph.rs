@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use graph::{Flow, ModelGraph, OperatorCosts, Role};
+use graph::{Flow, ModelGraph, OperatorCosts, OperatorId, Role, TensorFact};
 use petgraph::visit::EdgeRef;
 use schema::{Bytes, Seconds};
 
@@ -36,7 +36,6 @@ pub fn from_graph(
             let of = |field: &dyn Fn(&OperatorSeconds) -> f64| {
                 Seconds(operators.clone().map(|operator| field(&seconds[operator as usize])).sum())
             };
-            let widest = operators.clone().map(|operator| costs.run(&(operator..operator + 1)).written_bytes);
             Block {
                 path: paths[0].clone(),
                 joined: paths[1..].to_vec(),
@@ -46,7 +45,7 @@ pub fn from_graph(
                 parameters: Bytes(0),
                 activations: Bytes(costs.run(operators).saved_bytes),
                 kept: Bytes(0),
-                workspace: Bytes(widest.max().unwrap_or(0)),
+                workspace: workspace(graph, costs, operators.clone().map(OperatorId)),
                 is_operator: model.is_operator(run),
                 recompute: None,
             }
@@ -62,6 +61,29 @@ pub fn from_graph(
         begins: None,
         pins: Vec::new(),
     }
+}
+
+/// Returns the most bytes that one of some operators makes, in its forward pass or in its backward pass.
+pub fn workspace(
+    graph: &ModelGraph,
+    costs: &OperatorCosts,
+    operators: impl Iterator<Item = OperatorId>,
+) -> Bytes {
+    let made = operators.map(|operator| {
+        let written = costs.operator(operator).written_bytes;
+        match costs.backward_scratch(operator) {
+            0 => written,
+            scratch => written.max(scratch.saturating_add(gradients(graph, operator))),
+        }
+    });
+    Bytes(made.max().unwrap_or(0))
+}
+
+/// Returns the bytes of the gradients of an operator's operands.
+fn gradients(graph: &ModelGraph, operator: OperatorId) -> u64 {
+    let inputs = graph.operator(operator).inputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
+    let trained = inputs.filter(|tensor| tensor.requires_grad).filter_map(TensorFact::bytes);
+    trained.fold(0, u64::saturating_add)
 }
 
 /// What operators take where nothing is trained, by operator.

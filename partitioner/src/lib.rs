@@ -68,7 +68,7 @@ pub use cut_space::CutSpace;
 pub use dag::ideals::Ideals;
 pub use dag::node_set::NodeSet;
 pub use error::PlanError;
-pub use from_graph::{ForwardOnly, forward_only, from_graph};
+pub use from_graph::{ForwardOnly, forward_only, from_graph, workspace};
 pub use grain::{Grain, OperatorSeconds, Sliceable};
 pub use limits::{Effort, Limits, Sizes};
 pub use pin::{Pin, PinnedTo};

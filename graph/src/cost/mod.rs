@@ -58,6 +58,8 @@ pub struct OperatorCosts {
     keepers: Vec<Option<OperatorId>>,
     /// By operator, the part of its saved activations that others share.
     shared: Vec<u64>,
+    /// By operator, bytes that its backward pass makes beside the gradients of its operands.
+    scratch: Vec<u64>,
 }
 
 /// Computes the cost of every operator. Linear in operands.
@@ -67,6 +69,7 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let mut saved = keep::Saved::new(graph);
     let mut seen = vec![false; graph.storages.len()];
     let mut operators = Vec::with_capacity(graph.operators.len());
+    let mut scratch = Vec::with_capacity(graph.operators.len());
     let mut sums = Vec::with_capacity(graph.operators.len() + 1);
     let mut sum = OperatorCost::default();
     for operator in &graph.operators {
@@ -83,6 +86,7 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
             (cost.backward_flops_input, cost.backward_flops_weight) = (0, 0);
         }
         lookup::add_bytes(graph, operator, &mut seen, &mut cost);
+        scratch.push(if differentiated[operator.id.index()] { saved::scratch(&call) } else { 0 });
         operators.push(cost);
         sums.push(sum);
         sum += cost;
@@ -95,7 +99,7 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
             shared[keeper.index()] = shared[keeper.index()].saturating_add(storage.bytes.unwrap_or(0));
         }
     }
-    OperatorCosts { operators, sums, keepers, shared }
+    OperatorCosts { operators, sums, keepers, shared, scratch }
 }
 
 impl OperatorCosts {
@@ -112,6 +116,11 @@ impl OperatorCosts {
     /// Returns the bytes of the storages that an operator is the first to save.
     pub(crate) fn shared_saved_bytes(&self, id: OperatorId) -> u64 {
         self.shared[id.index()]
+    }
+
+    /// Returns the bytes that an operator's backward pass makes beside the gradients of its operands, and frees.
+    pub fn backward_scratch(&self, id: OperatorId) -> u64 {
+        self.scratch[id.index()]
     }
 
     /// Returns the cost of a run of operators, in constant time.

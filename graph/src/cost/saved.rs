@@ -42,6 +42,15 @@ pub(super) fn count(
     (keep.bytes, keep.is_all)
 }
 
+/// Returns the bytes that the backward pass of an operator makes beside the gradients of its operands: those of the
+/// logarithms between softmax and loss.
+pub(super) fn scratch(call: &Call<'_>) -> u64 {
+    match (call.row().map(|row| row.keeps), call.at(0).tensor()) {
+        (Some(Keeps::CrossEntropy), Some(scores)) if scores.requires_grad => scores.bytes().unwrap_or(0),
+        _ => 0,
+    }
+}
+
 fn rule(keep: &mut Keep<'_>, lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>, outputs: &[&Fact]) {
     let keeps = call.row().map_or(Keeps::Unknown, |row| row.keeps);
     if !keep_by_rule(keep, keeps, lookup, operator, call, outputs) && operator.class == OperatorClass::Other {
