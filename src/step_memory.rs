@@ -75,15 +75,15 @@ pub fn held(graph: &ModelGraph, costs: &OperatorCosts, setting: &Setting) -> Hel
         .map(|tensor| setting.optimizer.temporaries.saturating_mul(tensor.bytes))
         .fold(0, u64::saturating_add);
     let whole = whole_units(graph, setting);
-    let recomputed = if setting.recompute { units_to_recompute(graph, costs, setting) } else { Vec::new() };
     let options = StepOptions {
         loss: setting.loss,
-        recomputed: &recomputed,
+        recomputed: &[],
         accumulates: setting.accumulates,
         offloads: setting.offload,
         sharers: sharers(ShardingLevel::Zero2),
     };
-    let step = step_memory(graph, costs, &options);
+    let recomputed = if setting.recompute { units_to_recompute(graph, costs, &options) } else { Vec::new() };
+    let step = step_memory(graph, costs, &StepOptions { recomputed: &recomputed, ..options });
     let optimizer_shares = u64::from(sharers(ShardingLevel::Zero1));
     let gradients: u64 = trained.iter().map(|tensor| tensor.bytes).fold(0, u64::saturating_add);
     let buckets = match (setting.devices, setting.sharding) {
@@ -175,11 +175,14 @@ fn own_bytes(graph: &ModelGraph, block: BlockId) -> u64 {
 }
 
 /// Returns the calls to recompute, at the depth of the tree that saves most.
-fn units_to_recompute(graph: &ModelGraph, costs: &OperatorCosts, setting: &Setting) -> Vec<Range<u32>> {
+fn units_to_recompute(
+    graph: &ModelGraph,
+    costs: &OperatorCosts,
+    options: &StepOptions<'_>,
+) -> Vec<Range<u32>> {
     let deepest = graph.blocks.iter().map(|block| block.depth).max().unwrap_or(0);
     let peak = |runs: &Vec<Range<u32>>| {
-        let options = StepOptions { loss: setting.loss, recomputed: runs, ..StepOptions::default() };
-        step_memory(graph, costs, &options).peak.total()
+        step_memory(graph, costs, &StepOptions { recomputed: runs, ..*options }).peak.total()
     };
     let at = |depth: u32| {
         let blocks = graph.blocks.iter().filter(|block| block.depth == depth && block.operators.len() > 1);

@@ -297,3 +297,15 @@ fn sharing_out_and_narrow_states_change_their_parts_alone() {
     assert_eq!(part(&shared, "optimizer"), Some(parameters / 2));
     assert_eq!(part(&["--devices", "4xa100"], "buckets of gradients"), Some(parameters));
 }
+
+#[test]
+fn what_is_recomputed_is_chosen_beside_gradients_that_are_shared_out() {
+    let llama = fixture("large/llama-3.2-3b.pt");
+    let asked = ["--memory", "--devices", "64xh100", "--sharding", "zero3", "--recompute", "--loss", "none"];
+    let answer = inspect(&[&[llama.as_str(), "--input", "1x512:int64"][..], &asked].concat());
+    let parts = answer["memory"]["parts"].as_array().expect("a step has parts");
+    let saved = parts.iter().find(|part| part["name"] == "saved activations");
+    let saved = saved.map_or(0, |part| part["bytes"].as_u64().expect("bytes are whole"));
+    // The operands of 28 layers, and one layer's activations.
+    assert!(saved < 28 * 512 * 3072 * 2 + (128 << 20), "{saved}");
+}
