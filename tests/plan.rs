@@ -850,3 +850,24 @@ fn sizes_of_micro_batches_that_cannot_be_are_refused() {
         &["a profile graph does not take --micro-batch-size"],
     );
 }
+
+/// Bytes of a part of the memory of the only stage of Llama 3.2 3B on one device, by name.
+fn part_of_llama(name: &str, more: &[&str]) -> u64 {
+    let llama = "fixtures/large/llama-3.2-3b.pt";
+    let asked = ["--input", "1x2048:int64", "--devices", "1xb300", "--stages", "1", "--micro-batches", "1"];
+    let answer =
+        json(&[&["plan", llama][..], &asked, &["--no-recompute", "--effort", "quick"], more].concat());
+    let parts = answer["stages"][0]["memory_parts"].as_array().expect("a stage has parts");
+    let part = parts.iter().find(|part| part["name"] == name).expect("the part is there");
+    part["bytes"].as_u64().expect("bytes are whole")
+}
+
+#[test]
+fn a_fused_loss_needs_no_second_copy_of_the_outputs() {
+    let logits = 2048 * 128_256 * 2;
+    let kept = part_of_llama("activations", &["--loss", "fused-cross-entropy"]);
+    assert!(kept > logits, "{kept}");
+    let workspace = part_of_llama("workspace", &["--loss", "fused-cross-entropy"]);
+    assert!(workspace * 4 < logits, "{workspace}");
+    assert_eq!(part_of_llama("workspace", &["--loss", "cross-entropy"]), 4 * logits);
+}

@@ -348,6 +348,11 @@ impl<'a> Sliceable<'a> {
         }
     }
 
+    /// Returns the operators of a grain's last block; none if the model has none.
+    pub fn last_block(&self, grain: &Grain) -> Range<u32> {
+        self.runs(grain).pop().map_or(0..0, |run| run.operators)
+    }
+
     /// Returns the runs of operators that stages are cut from, in order.
     pub(crate) fn runs(&self, grain: &Grain) -> Vec<Run> {
         let mut runs = self.parted(grain);

@@ -244,7 +244,9 @@ impl<'a> Question<'a> {
         let (graph, constraints) = (&workspace.graph, &self.request.constraints);
         let machine = self.machine.clone();
         let mut problem = from_graph(model, grain, &workspace.costs, seconds, machine, self.training);
-        self.loss.iter().for_each(|loss| loss.add_to(&mut problem));
+        if let Some(loss) = &self.loss {
+            loss.add_to(&mut problem, graph, &workspace.costs, || model.last_block(grain));
+        }
         self.forward.iter().for_each(|forward| forward_only(&mut problem, model, grain, &forward.operators));
         problem.begins = self.starts.as_ref().map(|starts| {
             model.begins(grain, starts).expect("the grain is one at which stages can begin there")

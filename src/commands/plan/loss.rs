@@ -5,9 +5,11 @@
 //! backward pass; a mean of squares saves output and target, and makes one gradient. The output itself is also kept
 //! until then.
 
+use std::ops::Range;
+
 use clap::ValueEnum;
-use graph::{LossMemory, ModelGraph, TensorFact};
-use partitioner::Problem;
+use graph::{LossMemory, ModelGraph, OperatorCosts, OperatorId, Origin, TensorFact};
+use partitioner::{Problem, workspace};
 use schema::{Bytes, BytesPerSecond, Seconds};
 
 /// Rows of two-dimensional outputs with more columns than this are over classes.
@@ -81,6 +83,8 @@ pub(crate) struct LossCost {
     /// Bytes from the forward pass to the backward pass, and those added while the latter runs.
     kept: u64,
     workspace: u64,
+    /// Whether the gradient of the outputs overwrites them.
+    in_place: bool,
     forward: Seconds,
     backward: Seconds,
 }
@@ -113,7 +117,8 @@ impl LossCost {
         let sizes = graph::show_shape(output.shape.as_ref()?);
         let words = format!("{} of {sizes}: {} kept{how}", loss.name(), Bytes(kept));
         let (forward, backward) = (Seconds(copied(there)), Seconds(copied(back)));
-        Some(Self { words, kept, workspace, forward, backward })
+        let in_place = loss == Loss::FusedCrossEntropy;
+        Some(Self { words, kept, workspace, in_place, forward, backward })
     }
 
     /// Returns its times, forward and backward.
@@ -121,9 +126,22 @@ impl LossCost {
         [self.forward, self.backward]
     }
 
-    /// Adds it to the block that makes the outputs.
-    pub(super) fn add_to(&self, problem: &mut Problem) {
+    /// Adds it to the block that makes the outputs, whose operators are looked up.
+    pub(super) fn add_to(
+        &self,
+        problem: &mut Problem,
+        graph: &ModelGraph,
+        costs: &OperatorCosts,
+        operators: impl FnOnce() -> Range<u32>,
+    ) {
         let Some(last) = problem.blocks.last_mut() else { return };
+        if self.in_place {
+            // The outputs are kept, and their gradient needs no memory of its own.
+            let maker = first_output(graph).and_then(|output| output.storage);
+            let maker = maker.map(|storage| graph.storage(storage).origin);
+            let others = operators().map(OperatorId).filter(|own| maker != Some(Origin::Made(*own)));
+            last.workspace = workspace(graph, costs, others);
+        }
         last.activations.0 = last.activations.0.saturating_add(self.kept);
         last.kept.0 = last.kept.0.saturating_add(self.kept);
         last.workspace.0 = last.workspace.0.max(self.workspace);
