@@ -871,3 +871,12 @@ fn a_fused_loss_needs_no_second_copy_of_the_outputs() {
     assert!(workspace * 4 < logits, "{workspace}");
     assert_eq!(part_of_llama("workspace", &["--loss", "cross-entropy"]), 4 * logits);
 }
+
+#[test]
+fn float32_copies_are_state_of_the_optimizer() {
+    let parameters = part_of_llama("parameters", &[]);
+    assert_eq!(part_of_llama("optimizer", &[]), 2 * parameters);
+    // The copy, and two numbers of Adam or one of SGD's momentum, twice as wide as the parameters.
+    assert_eq!(part_of_llama("optimizer", &["--master-weights"]), 6 * parameters);
+    assert_eq!(part_of_llama("optimizer", &["--master-weights", "--optimizer", "momentum"]), 4 * parameters);
+}

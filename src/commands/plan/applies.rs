@@ -44,7 +44,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
     };
     let asking = &plan.asking;
     let planned: &[Kind] = &[Traced, Profile];
-    let arguments: [(&str, bool, &[Kind]); 38] = [
+    let arguments: [(&str, bool, &[Kind]); 39] = [
         ("--input", !asking.input.is_empty(), &[Traced]),
         // The message about a profile says where its times and samples come from.
         ("--cost-model", !asking.cost_models.is_empty(), planned),
@@ -56,6 +56,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--stages", asking.stages.is_some(), planned),
         ("--micro-batches", asking.micro_batches.is_some(), &[Traced, Profile, Piper]),
         ("--optimizer", asking.optimizer != Optimizer::default(), planned),
+        ("--master-weights", asking.master_weights, &[Traced]),
         ("--keep-together", !asking.keep_together.is_empty(), &[Traced]),
         ("--cut-at", !asking.cut_at.is_empty(), &[Traced]),
         ("--layers", !asking.layers.is_empty(), &[Traced]),
@@ -118,6 +119,7 @@ fn forward_only(plan: &Plan) -> Result<(), Failure> {
     let arguments = [
         ("--strategy", asking.strategy != "auto"),
         ("--optimizer", asking.optimizer != Optimizer::default()),
+        ("--master-weights", asking.master_weights),
         ("--loss", asking.loss.is_some()),
         ("--sharding", asking.sharding.is_some()),
         ("--no-recompute", asking.no_recompute),

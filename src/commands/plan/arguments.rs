@@ -52,6 +52,10 @@ pub struct PlanArguments {
     /// Optimizer, which decides the state kept per parameter
     #[arg(long, value_enum, ignore_case = true, default_value_t)]
     pub optimizer: Optimizer,
+    /// Parameters of 16 bits have a float32 copy that is trained and has the optimizer's state, as in mixed precision
+    /// of FSDP and Megatron [traced models]
+    #[arg(long)]
+    pub master_weights: bool,
     /// Calls that no cut divides, by path (encoder.*) or class (LlamaDecoderLayer); may be given several times
     #[arg(long, value_name = "PATTERN")]
     pub keep_together: Vec<String>,
@@ -405,6 +409,7 @@ impl PlanArguments {
             micro_batch_size,
             micro_batches: self.micro_batches,
             optimizer_factor: self.optimizer.factor(),
+            master_weights: self.master_weights,
             inference: None,
             constraints,
             from: self.given()?,

@@ -101,6 +101,9 @@ impl<'a> Question<'a> {
             }
             Subject::Model(workspace) => {
                 check_patterns(workspace, request)?;
+                if request.inference.is_none() {
+                    training.optimizer_factor = request.state_factor(&workspace.graph);
+                }
                 let times = times(workspace, request, &mut machine)?;
                 let size = match request.inference {
                     Some(_) => StepSize::of_forward(workspace),

@@ -111,7 +111,7 @@ pub(super) fn planned_operators(
     let samples = StepSize::of(whole).samples.filter(|samples| *samples > 0);
     let of_batch = request.batch.zip(samples).map(|(batch, samples)| (batch / samples) as u32);
     let micro_batches = request.micro_batches.or(of_batch).unwrap_or(1);
-    let search = method.search(request.optimizer_factor, micro_batches);
+    let search = method.search(request.state_factor(&whole.graph), micro_batches);
     let request = PlanRequest { operators: None, ..request.clone() };
     planned_by(whole, &request, degree, Way::Operators(search))
 }

@@ -73,7 +73,8 @@ fn predicted(
     let machine: Machine = request.machine();
     let model = request.cost_models.of(name, type_);
     let options = costs::options(request.rounding, &model);
-    let predicted = Predicted::new(workspace, &layers, (&model, options), &machine, request.optimizer_factor);
+    let state = request.state_factor(&workspace.graph);
+    let predicted = Predicted::new(workspace, &layers, (&model, options), &machine, state);
     let space = Space::new(&layers.layers, machine.devices.len(), &predicted);
     // Gradients exist only from the backward pass on: the forward pass hides none of their sums.
     let exposed = if request.overlap { predicted.forward_share() } else { 1.0 };

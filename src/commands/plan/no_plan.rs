@@ -253,10 +253,14 @@ fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
     ShardingLevel::ALL.into_iter().filter(|level| *level > training.sharding_up_to).find(|level| {
         option(true, &format!("--sharding {}", level.name()), &|training| training.sharding = *level)
     });
-    option(training.optimizer_factor > 1.0, "--optimizer momentum", &|training| {
+    // More than Adam's state are copies of parameters in float32, which another optimizer needs, too.
+    let plain = training.optimizer_factor <= 2.0;
+    option(plain && training.optimizer_factor > 1.0, "--optimizer momentum", &|training| {
         training.optimizer_factor = 1.0;
     });
-    option(training.optimizer_factor > 0.0, "--optimizer sgd", &|training| training.optimizer_factor = 0.0);
+    option(plain && training.optimizer_factor > 0.0, "--optimizer sgd", &|training| {
+        training.optimizer_factor = 0.0;
+    });
     changes
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cost_model::Rounding;
+use graph::ModelGraph;
 use partitioner::{Effort, Machine, MicroBatches, Strategy, Training};
 use schema::{Cluster, Constraints, Inference, SequenceParallel, ShardingLevel};
 
@@ -33,8 +34,10 @@ pub struct PlanRequest {
     pub micro_batch_size: Option<Sizes>,
     /// Micro-batches per step; `None` for the fewest that are enough.
     pub micro_batches: Option<u32>,
-    /// Bytes of optimizer state per byte of parameters.
+    /// Bytes of optimizer state per byte of parameters that are trained.
     pub optimizer_factor: f64,
+    /// Whether parameters of less than 32 bits have a float32 copy that is trained.
+    pub master_weights: bool,
     /// The inference objective; `None` for training.
     pub inference: Option<Inference>,
     /// Constraints on the stages.
@@ -139,6 +142,25 @@ impl PlanRequest {
         }
         let what = format!("--strategy {} does not take {}", method.name(), given.join(", "));
         Err(Failure::input(what).with_hint("it splits every operator over all devices: there is one stage"))
+    }
+
+    /// Returns the bytes of optimizer state per byte of a model's parameters; float32 copies are such state.
+    pub(super) fn state_factor(&self, graph: &ModelGraph) -> f64 {
+        if !self.master_weights {
+            return self.optimizer_factor;
+        }
+        let first = |tensor: &&graph::StoredTensor| tensor.is_first_parameter();
+        let (mut bytes, mut state) = (0.0, 0.0);
+        for tensor in graph.tensors.iter().filter(first) {
+            let (own, single) = (tensor.bytes as f64, 4.0 * tensor.elements() as f64);
+            bytes += own;
+            state += if own < single {
+                (1.0 + self.optimizer_factor) * single
+            } else {
+                self.optimizer_factor * own
+            };
+        }
+        if bytes > 0.0 { state / bytes } else { self.optimizer_factor }
     }
 
     /// Returns the settings of training.
