@@ -12,6 +12,7 @@ whole model, and compares; all hold their parts of every stage. Replicated tenso
 of each kind of collective is counted and compared with the manifest.
 """
 
+import functools
 import importlib.util
 import json
 import math
@@ -26,6 +27,9 @@ RATE, COMPARED_STEPS = 0.01, 4
 DEVIATION = 0.02
 # Below this share of the model's largest gradient a parameter's own gradient is noise around zero.
 NOISE = 1e-3
+# A gradient may be off by this many times what weights that change in their last bits change it by, and by no more than
+# this share of its largest value.
+TIMES_ROUNDING, MOST_ROUNDING = 10, 1e-3
 
 
 class Refused(Exception):
@@ -270,6 +274,9 @@ def exported(path, tied):
         def named_parameters(self, *arguments, **options):
             return self.module.named_parameters(*arguments, **options)
 
+        def buffers(self, *arguments, **options):
+            return self.module.buffers(*arguments, **options)
+
         def forward(self, *inputs):
             left = iter(inputs)
             # Constants are inputs, too, but not values of the graph.
@@ -491,8 +498,11 @@ def largest_of(tensor):
     return float(as_real(dense(tensor).detach()).abs().max()) if tensor is not None and tensor.numel() else 0.0
 
 
-def differences_of(rows, expected, found, worst):
-    """Joins the gradients of a step into the worst of all steps so far."""
+def differences_of(rows, expected, found, worst, tolerance, moved):
+    """Joins the gradients of a step into the worst of all steps so far.
+
+    `moved` makes the gradients of weights that are changed in their last bits.
+    """
     import torch
 
     largest = max((largest_of(gradient) for gradient in expected), default=0.0)
@@ -504,11 +514,35 @@ def differences_of(rows, expected, found, worst):
         zeros = torch.zeros_like(row.parameter)
         a, b = (zeros if gradient is None else dense(gradient) for gradient in (a, b))
         absolute, relative = difference(a, b, NOISE * largest)
+        if tolerance < relative <= MOST_ROUNDING:
+            # Where terms cancel, as in the gradient of a bias before a batch norm, rounding is all that is left.
+            by_a_bit = next((m for other, m in zip(rows, moved()) if other is row), None)
+            rounding = TIMES_ROUNDING * difference(a, zeros if by_a_bit is None else by_a_bit)[0]
+            relative = difference(a, b, max(NOISE * largest, rounding / tolerance))[1]
         is_zero = not a.any() and not b.any()
         before = worst.setdefault(row.name, [row.copies[0][0], absolute, relative, True])
         if math.isnan(relative) or relative > before[2]:
             before[1:3] = [absolute, relative]
         before[3] = before[3] and is_zero
+
+
+def moved_by_a_bit(whole, rows, inputs, step):
+    """Returns the whole model's gradients with each weight moved up or down by its last bit, at random."""
+    import torch
+
+    drawn = torch.Generator().manual_seed(0)
+    parameters = [row.parameter for row in rows]
+    kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *whole.module.buffers()]]
+    for parameter in parameters:
+        signs = torch.randint(0, 2, parameter.shape, generator=drawn).to(parameter.device) * 2 - 1
+        parameter.data.mul_(1 + signs * torch.finfo(parameter.dtype).eps)
+    try:
+        torch.manual_seed(step)
+        loss = functional(whole(inputs), step)
+        return torch.autograd.grad(loss, parameters, allow_unused=True)
+    finally:
+        for tensor, value in kept:
+            tensor.data.copy_(value)
 
 
 def compare(request, form, ranks):
@@ -586,7 +620,9 @@ def compared(request, form, ranks, whole, stages):
                     total = torch.zeros_like(row.copies[0][1])
                 joined.append(total if total is None else row.joined(total))
             if whole:
-                differences_of(trained, gradients, joined, worst)
+                moved = functools.cache(lambda: moved_by_a_bit(whole, trained, inputs, step))  # noqa: B023
+                tolerance = 0.0 if request["float64"] else request["tolerance"]
+                differences_of(trained, gradients, joined, worst, tolerance or math.inf, moved)
         if is_compared and ranks.size > 1:
             held = {f"output {at}": value for at, value in enumerate(found)}
             wholes = [(row, total) for row, total in zip(trained, sums) if row.cut is None and total is not None]

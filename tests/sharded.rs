@@ -479,6 +479,65 @@ fn a_dense_part_lies_on_one_device() {
     }
 }
 
+const BUFFERS_AND_BIASES: &str = r#"
+import torch
+from torch import nn
+
+
+class Volumes(nn.Module):
+    """Biases before norms: their gradients are zero but for rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv3d(8, 16, 3, padding=1), nn.InstanceNorm3d(16), nn.ReLU(), nn.Conv3d(16, 3, 1))
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+class Book(nn.Module):
+    """A vector quantizer, whose forward passes move its codes; a parameter that is a number, an output without any."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(12, 24), nn.Linear(24, 12)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("book", torch.randn(16, 24))
+
+    def forward(self, x):
+        z = self.into(x)
+        index = torch.cdist(z, self.book).argmin(-1)
+        code = self.book[index]
+        with torch.no_grad():
+            self.book.mul_(0.9).index_add_(0, index, z, alpha=0.1)
+        return self.scale.exp() * self.out(z + (code - z).detach()), z[:, :0]
+"#;
+
+/// No fault is: a gradient that is nothing but rounding, buffers that each replica writes for itself, a parameter without
+/// dimensions, an output without numbers.
+#[test]
+fn rounding_and_buffers_of_replicas_are_no_differences() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    fs::write(path("models.py"), BUFFERS_AND_BIASES).unwrap();
+    for (class, input, asked, expected) in [
+        ("Volumes", "2x1x8x8x8", ["--tensor-parallel", "2"], "of them rounding: weights that change"),
+        ("Book", "8x12", ["--strategy", "fsdp"], "the same"),
+    ] {
+        let (of, model, out) = (format!("{}:{class}", path("models.py")), path("model.pt"), path(class));
+        let (is_traced, said) = command(&["trace", &of, "--train", "--input", input, "-o", &model]);
+        assert!(is_traced, "{said}");
+        let split = ["split", &model, "--devices", "2xt4", "--micro-batches", "4", "-o", &out];
+        let (is_split, said) = command(&[&split[..], &asked, &["--targets", "python"]].concat());
+        assert!(is_split, "{said}");
+        let (is_same, said) = check_forked(Path::new(&out), 2, &[]);
+        assert!(is_same && said.contains("on 2 ranks") && said.contains(expected), "{said}");
+        let (is_same, said) = command(&["verify", &out, "--steps", "2"]);
+        assert!(is_same, "{said}");
+    }
+}
+
 /// `tests/oracle/mutants.py` says which faults; most of them leave outputs as they are.
 #[test]
 fn verify_finds_each_fault_of_shared_layers() {

@@ -154,7 +154,7 @@ class Unit:
         for parameter in bucket:
             self.starts[parameter], at = at, at + sharing.room(parameter)
         for parameter in bucket:  # a computation with it by mistake gives NaN
-            empty = self.own.new_full((1,), float("nan")) if self.own.is_floating_point() else self.own.new_zeros(1)
+            empty = self.own.new_full((), float("nan")) if self.own.is_floating_point() else self.own.new_zeros(())
             parameter.data = empty.expand(parameter.shape)
 
     def start(self):

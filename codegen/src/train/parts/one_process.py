@@ -37,10 +37,15 @@ def single(arguments, manifest):
     return stages
 
 
-def chained(arguments, manifest, task, stages, batch, scale):
-    """Leaves the gradients of a step in the stages, by one backward pass through all of them; returns the loss."""
+def chained(arguments, manifest, task, stages, batch, scale, turn_to=None):
+    """Leaves the gradients of a step in the stages, by one backward pass through all of them; returns the loss.
+
+    `turn_to` is called with the number of each micro-batch before its passes.
+    """
     total, count = 0.0, len(batch[0])
     for number, (micro_batch, part) in enumerate(zip(*batch)):
+        if turn_to:
+            turn_to(number)
         known = {f"input:{name}": value for name, value in micro_batch.items()}
         with autocast(arguments):
             for module, about in zip(stages, manifest["stages"]):

@@ -89,8 +89,8 @@ class Task:
             return self.file.loss(outputs, target)
         total = 0.0
         for index, output in enumerate(outputs):
-            if output.is_floating_point() and output.requires_grad:
-                output = output.float()
+            if output.requires_grad and output.numel():  # the mean of no numbers is NaN
+                output = torch.view_as_real(output) if output.is_complex() else output.float()
                 total = total + torch.nn.functional.mse_loss(output, self.ramp(output)) * (0.5 * (index + 1))
         return total
 
