@@ -394,7 +394,8 @@ fn where_no_block_can_be_spared_stages_keep_their_inputs() {
     let made = json(&[&arguments[..], &["-o", &file]].concat());
     let whole = |stage: &serde_json::Value| stage["recompute_unit"] == "stage";
     assert!(made["stages"].as_array().expect("stages").iter().any(whole), "{made}");
-    let checked = json(&["plan", UNET, "--check", &file, "--loss", "none"]);
+    // The plan keeps what its times were made with.
+    let checked = json(&["plan", UNET, "--check", &file]);
     for key in ["memory_bytes", "step_seconds", "stages"] {
         assert_eq!(made[key], checked[key], "{key}");
     }
@@ -404,6 +405,26 @@ fn where_no_block_can_be_spared_stages_keep_their_inputs() {
     let rest = rest.split_once('\n').expect("a block").1;
     write(&folder, "plan.yaml", &format!("{head}  recompute:\n{rest}"));
     fails(&["plan", UNET, "--check", &file], 2, &["needs all of its blocks under `recompute`"]);
+}
+
+#[test]
+fn a_checked_plan_has_its_own_optimizer_loss_and_rounding() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let asked = ["--devices", "2xa100", "--optimizer", "sgd", "--loss", "cross-entropy", "--tf32"];
+    let made = json(&[&["plan", UNET][..], &asked, &["-o", &file]].concat());
+    let checked = json(&["plan", UNET, "--check", &file]);
+    for key in ["memory_bytes", "step_seconds"] {
+        assert_eq!(made[key], checked[key], "{key}");
+    }
+    let other = json(&["plan", UNET, "--check", &file, "--optimizer", "adam"]);
+    assert!(other["memory_bytes"].as_u64() > made["memory_bytes"].as_u64(), "{other}");
+
+    let llama = ["plan", "fixtures/large/llama-3.2-3b.pt", "--input", "1x256:int64"];
+    let asked = ["--devices", "1xb300", "--effort", "quick", "--master-weights", "-o", &file];
+    let made = json(&[&llama[..], &asked].concat());
+    let checked = json(&[&llama[..], &["--check", &file]].concat());
+    assert_eq!(made["memory_bytes"], checked["memory_bytes"]);
 }
 
 #[test]

@@ -93,9 +93,10 @@ pub use operator_paths::{OperatorPaths, operator_path, short_name};
 pub use pipedream::{PipedreamNode, PipedreamProfile};
 pub use piper::{PiperEdge, PiperImplementation, PiperNode, PiperWorkload};
 pub use plan::{
-    Band, Constraints, Cut, DeviceMemory, Inference, InferenceObjective, LayerSharing, MicroBatchSize,
-    ModelReference, PLAN_VERSION, PinTo, PinnedCalls, Plan, PlanStage, PlanTie, Predicted, RecomputePolicy,
-    RecomputeUnit, RecomputedCalls, SequenceParallel, StageCost, TimesFrom, Transfer,
+    Assumed, Band, Constraints, Cut, DeviceMemory, Inference, InferenceObjective, LayerSharing,
+    MicroBatchSize, ModelReference, PLAN_VERSION, PinTo, PinnedCalls, Plan, PlanStage, PlanTie, PlannedLoss,
+    PlannedOptimizer, PlannedRounding, Predicted, RecomputePolicy, RecomputeUnit, RecomputedCalls,
+    SequenceParallel, StageCost, TimesFrom, Transfer,
 };
 pub use plan_answer::{
     InferenceAnswer, InsideAnswer, KvCacheAnswer, LossAnswer, OperatorLayout, OperatorSplit, PlanAnswer,

@@ -61,6 +61,10 @@ pub struct Plan {
     /// Set if the plan is for inference: nothing is trained, and stages hold no gradients and no optimizer state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inference: Option<Inference>,
+    /// The optimizer, loss and rounding that were asked for, where any was: they decide time and memory, also when the plan
+    /// is checked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assumed: Option<Assumed>,
     /// The constraints under which it was made, and is checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub constraints: Option<Constraints>,
@@ -87,6 +91,73 @@ pub enum InferenceObjective {
     Throughput,
     /// Seconds of one request.
     Latency,
+}
+
+/// What a step is assumed to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Assumed {
+    /// The optimizer, by the state that it keeps; Adam if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<PlannedOptimizer>,
+    /// Whether parameters of less than 32 bits have a float32 copy that is trained.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub master_weights: bool,
+    /// The loss after the model's outputs; the one that suits them if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<PlannedLoss>,
+    /// The data type that products round their operands to; their own if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounding: Option<PlannedRounding>,
+}
+
+impl Assumed {
+    /// Returns what is assumed here, and otherwise what `other` assumes.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            optimizer: self.optimizer.or(other.optimizer),
+            master_weights: self.master_weights || other.master_weights,
+            loss: self.loss.or(other.loss),
+            rounding: self.rounding.or(other.rounding),
+        }
+    }
+}
+
+/// The optimizer, by the state that it keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlannedOptimizer {
+    /// Two numbers per parameter.
+    Adam,
+    /// One number per parameter.
+    Momentum,
+    /// No state.
+    Sgd,
+}
+
+/// The loss that training adds after the outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlannedLoss {
+    /// No loss.
+    None,
+    /// torch's `cross_entropy` of the outputs in float32.
+    CrossEntropy,
+    /// The same in one kernel that writes the gradient over the outputs.
+    FusedCrossEntropy,
+    /// torch's `mse_loss`.
+    Mse,
+}
+
+/// The data type that products round their operands to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlannedRounding {
+    /// Products of float32 numbers in TF32.
+    Tf32,
+    /// Linear layers in 16 bits in float8.
+    Float8,
 }
 
 /// Constraints on the stages of a plan.

@@ -2,11 +2,7 @@
 
 use schema::InferenceObjective;
 
-use super::{
-    Aim, Plan,
-    arguments::{EffortArgument, Optimizer},
-    input::Input,
-};
+use super::{Aim, Plan, arguments::EffortArgument, input::Input};
 use crate::failure::Failure;
 
 /// The kinds of input that take different arguments.
@@ -55,7 +51,7 @@ pub fn check(plan: &Plan, input: &Input) -> Result<(), Failure> {
         ("--strategy", asking.strategy != "auto", planned),
         ("--stages", asking.stages.is_some(), planned),
         ("--micro-batches", asking.micro_batches.is_some(), &[Traced, Profile, Piper]),
-        ("--optimizer", asking.optimizer != Optimizer::default(), planned),
+        ("--optimizer", asking.optimizer.is_some(), planned),
         ("--master-weights", asking.master_weights, &[Traced]),
         ("--keep-together", !asking.keep_together.is_empty(), &[Traced]),
         ("--cut-at", !asking.cut_at.is_empty(), &[Traced]),
@@ -118,7 +114,7 @@ fn forward_only(plan: &Plan) -> Result<(), Failure> {
     let is_latency = aim.objective == InferenceObjective::Latency;
     let arguments = [
         ("--strategy", asking.strategy != "auto"),
-        ("--optimizer", asking.optimizer != Optimizer::default()),
+        ("--optimizer", asking.optimizer.is_some()),
         ("--master-weights", asking.master_weights),
         ("--loss", asking.loss.is_some()),
         ("--sharding", asking.sharding.is_some()),

@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 use cost_model::Rounding;
 use partitioner::{Effort, STRATEGIES, Strategy};
 use schema::{
-    Bytes, Cluster, Constraints, PinnedCalls, Plan, RecomputePolicy, RecomputedCalls, Seconds,
-    SequenceParallel, ShardingLevel,
+    Assumed, Bytes, Cluster, Constraints, PinnedCalls, Plan, PlannedOptimizer, PlannedRounding,
+    RecomputePolicy, RecomputedCalls, Seconds, SequenceParallel, ShardingLevel,
 };
 
 use super::{
@@ -49,9 +49,9 @@ pub struct PlanArguments {
     /// Shape of an input, [NAME=]SHAPE[:DTYPE], if the trace does not record it
     #[arg(long, value_name = "SHAPE")]
     pub input: Vec<String>,
-    /// Optimizer, which decides the state kept per parameter
-    #[arg(long, value_enum, ignore_case = true, default_value_t)]
-    pub optimizer: Optimizer,
+    /// Optimizer, which decides the state kept per parameter [default: adam]
+    #[arg(long, value_enum, ignore_case = true)]
+    pub optimizer: Option<Optimizer>,
     /// Parameters of 16 bits have a float32 copy that is trained and has the optimizer's state, as in mixed precision
     /// of FSDP and Megatron [traced models]
     #[arg(long)]
@@ -188,6 +188,15 @@ pub struct RoundingArguments {
 }
 
 impl RoundingArguments {
+    /// Returns the requested rounding as plans have it.
+    fn planned(self) -> Option<PlannedRounding> {
+        match self.rounding() {
+            Rounding::Own => None,
+            Rounding::Tf32 => Some(PlannedRounding::Tf32),
+            Rounding::Float8 => Some(PlannedRounding::Float8),
+        }
+    }
+
     /// Returns the requested rounding.
     pub fn rounding(self) -> Rounding {
         if self.tf32 {
@@ -214,11 +223,11 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    fn factor(self) -> f64 {
+    fn planned(self) -> PlannedOptimizer {
         match self {
-            Self::Adam => 2.0,
-            Self::Momentum => 1.0,
-            Self::Sgd => 0.0,
+            Self::Adam => PlannedOptimizer::Adam,
+            Self::Momentum => PlannedOptimizer::Momentum,
+            Self::Sgd => PlannedOptimizer::Sgd,
         }
     }
 }
@@ -355,6 +364,16 @@ impl PlanArguments {
         }
     }
 
+    /// Returns what is said of a step.
+    fn assumed(&self) -> Assumed {
+        Assumed {
+            optimizer: self.optimizer.map(Optimizer::planned),
+            master_weights: self.master_weights,
+            loss: self.loss.map(Loss::planned),
+            rounding: self.rounding.planned(),
+        }
+    }
+
     /// Returns the requested sharding level: `--strategy fsdp` and similar names imply it.
     fn sharding(&self) -> Result<Option<ShardingLevel>, Failure> {
         let named = ShardingLevel::from_name(&self.strategy).filter(|level| *level != ShardingLevel::None);
@@ -408,12 +427,10 @@ impl PlanArguments {
             batch: self.batch,
             micro_batch_size,
             micro_batches: self.micro_batches,
-            optimizer_factor: self.optimizer.factor(),
-            master_weights: self.master_weights,
             inference: None,
             constraints,
             from: self.given()?,
-            loss: self.loss,
+            assumed: self.assumed(),
             sharding: self.sharding()?,
             sharding_up_to: CARRIED_OUT,
             operators: Method::from_name(&self.strategy),
@@ -425,7 +442,6 @@ impl PlanArguments {
             recompute: !self.no_recompute,
             offload: self.offload,
             effort: self.effort.into(),
-            rounding: self.rounding.rounding(),
             overlap: true,
             cluster,
             cluster_file: self.cluster.clone(),

@@ -8,8 +8,8 @@ use partitioner::{
     Problem, Sliceable, Solution, Strategy, Training, forward_only, from_graph, to_plan, what_if,
 };
 use schema::{
-    Bytes, Cluster, Constraints, LossAnswer, MemoryPart, MicroBatchSizeTried, ModelReference, PlanAnswer,
-    RecomputePolicy, RunnerUp, StageAnswer, WhatIf,
+    Assumed, Bytes, Cluster, Constraints, LossAnswer, MemoryPart, MicroBatchSizeTried, ModelReference,
+    PlanAnswer, RecomputePolicy, RunnerUp, StageAnswer, WhatIf,
 };
 use sha2::{Digest, Sha256};
 use simulator::Timeline;
@@ -79,6 +79,8 @@ pub struct Asked {
     groups: Option<Groups>,
     /// The constraints on its stages.
     constraints: Constraints,
+    /// Optimizer, loss and rounding that were asked for.
+    assumed: Assumed,
     /// The plans that the lower bound holds for.
     bound_of: BoundOf,
     /// The model with its micro-batch size, if that is not the trace's, and all sizes that were tried.
@@ -224,6 +226,7 @@ impl<'a> Question<'a> {
             n_operators,
             groups: None,
             constraints: self.request.constraints.clone(),
+            assumed: self.request.assumed,
             bound_of: BoundOf::of(self.request),
             sized: (None, Vec::new()),
         }
@@ -314,6 +317,7 @@ impl Asked {
         let mut plan = self.plan(solution);
         plan.predicted.bound_of = self.bound_of.words(solution);
         plan.micro_batch_size = self.sized.0.as_ref().and_then(|_| self.samples());
+        plan.assumed = Some(self.assumed).filter(|own| *own != Assumed::default());
         plan.constraints = Some(self.constraints.clone()).filter(|own| *own != Constraints::default());
         if let Some((ends, from)) = &self.uncertain {
             ends.set_bands(&self.problem, &mut plan);
@@ -461,13 +465,13 @@ fn times(
     let whole = |name: &str| {
         let figures = cluster.types.get(name)?;
         let times = workspace.times.borrow().iter().find_map(|((of, own, by, rounding), times)| {
-            let is_known = of == name && own == figures && by == models && *rounding == request.rounding;
+            let is_known = of == name && own == figures && by == models && *rounding == request.rounding();
             is_known.then(|| times.clone())
         });
         let times = times.unwrap_or_else(|| {
             let model = models.of(name, figures);
-            let times = costs::times(graph, operators, &model, &costs::options(request.rounding, &model));
-            let key = (name.to_string(), figures.clone(), models.clone(), request.rounding);
+            let times = costs::times(graph, operators, &model, &costs::options(request.rounding(), &model));
+            let key = (name.to_string(), figures.clone(), models.clone(), request.rounding());
             workspace.times.borrow_mut().push((key, times.clone()));
             times
         });
@@ -558,7 +562,7 @@ fn check_patterns(workspace: &Workspace, request: &PlanRequest) -> Result<(), Fa
 /// Computes the cost of the loss on the first device.
 fn loss(workspace: &Workspace, request: &PlanRequest) -> Option<LossCost> {
     let type_ = request.cluster.types.get(&request.cluster.devices.first()?.type_)?;
-    LossCost::of(&workspace.graph, request.loss, type_.memory_bandwidth, type_.copy_slowdown)
+    LossCost::of(&workspace.graph, request.loss(), type_.memory_bandwidth, type_.copy_slowdown)
 }
 
 /// Returns how many micro-batches make up a batch.

@@ -99,8 +99,10 @@ impl Plan {
             Some(given) => given.inference,
             None => self.aim.of_trace()?,
         };
+        let of_plan = given.as_ref().and_then(|given| given.assumed).unwrap_or_default();
+        let assumed = request.assumed.or(of_plan);
         let overlap = !self.no_overlap;
-        let request = PlanRequest { inference, overlap, cluster_file, ..request };
+        let request = PlanRequest { inference, assumed, overlap, cluster_file, ..request };
         request.check()?;
         if let Some(given) = given.as_ref().filter(|_| self.asking.host_overhead.is_none()) {
             say_host(&given.cluster, &request.cluster);

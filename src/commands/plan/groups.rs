@@ -40,7 +40,7 @@ impl Groups {
         way: Way<'_>,
     ) -> Result<(Self, Cluster), Failure> {
         let (cluster, members) = sharing::grouped(&request.cluster, degree, way.option())?;
-        let own = whole.shared((&request.cluster, &request.cost_models, request.rounding), degree, way)?;
+        let own = whole.shared((&request.cluster, &request.cost_models, request.rounding()), degree, way)?;
         let shared = own.shared.as_ref().expect("it is shared");
         let exchanged = shared.exchange_seconds(&own.graph, &request.cluster);
         let (seconds, bound) = shared.seconds;

@@ -72,7 +72,7 @@ fn predicted(
     let layers = Layers::of(&workspace.graph, &workspace.costs);
     let machine: Machine = request.machine();
     let model = request.cost_models.of(name, type_);
-    let options = costs::options(request.rounding, &model);
+    let options = costs::options(request.rounding(), &model);
     let state = request.state_factor(&workspace.graph);
     let predicted = Predicted::new(workspace, &layers, (&model, options), &machine, state);
     let space = Space::new(&layers.layers, machine.devices.len(), &predicted);

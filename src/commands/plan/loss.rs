@@ -10,7 +10,7 @@ use std::ops::Range;
 use clap::ValueEnum;
 use graph::{LossMemory, ModelGraph, OperatorCosts, OperatorId, Origin, TensorFact};
 use partitioner::{Problem, workspace};
-use schema::{Bytes, BytesPerSecond, Seconds};
+use schema::{Bytes, BytesPerSecond, PlannedLoss, Seconds};
 
 /// Rows of two-dimensional outputs with more columns than this are over classes.
 const CLASSES: u64 = 2;
@@ -34,6 +34,26 @@ pub enum Loss {
 }
 
 impl Loss {
+    /// Returns the loss as plans have it.
+    pub(super) fn planned(self) -> PlannedLoss {
+        match self {
+            Self::None => PlannedLoss::None,
+            Self::CrossEntropy => PlannedLoss::CrossEntropy,
+            Self::FusedCrossEntropy => PlannedLoss::FusedCrossEntropy,
+            Self::Mse => PlannedLoss::Mse,
+        }
+    }
+
+    /// Returns the loss of a plan.
+    pub(super) fn of_plan(planned: PlannedLoss) -> Self {
+        match planned {
+            PlannedLoss::None => Self::None,
+            PlannedLoss::CrossEntropy => Self::CrossEntropy,
+            PlannedLoss::FusedCrossEntropy => Self::FusedCrossEntropy,
+            PlannedLoss::Mse => Self::Mse,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::None => "none",

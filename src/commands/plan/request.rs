@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use cost_model::Rounding;
 use graph::ModelGraph;
 use partitioner::{Effort, Machine, MicroBatches, Strategy, Training};
-use schema::{Cluster, Constraints, Inference, SequenceParallel, ShardingLevel};
+use schema::{
+    Assumed, Cluster, Constraints, Inference, PlannedOptimizer, PlannedRounding, SequenceParallel,
+    ShardingLevel,
+};
 
 use super::{clusters::cluster_failure, inside::method::Method, loss::Loss, sizes::Sizes};
 use crate::{cost_models::CostModels, failure::Failure};
@@ -34,18 +37,14 @@ pub struct PlanRequest {
     pub micro_batch_size: Option<Sizes>,
     /// Micro-batches per step; `None` for the fewest that are enough.
     pub micro_batches: Option<u32>,
-    /// Bytes of optimizer state per byte of parameters that are trained.
-    pub optimizer_factor: f64,
-    /// Whether parameters of less than 32 bits have a float32 copy that is trained.
-    pub master_weights: bool,
     /// The inference objective; `None` for training.
     pub inference: Option<Inference>,
     /// Constraints on the stages.
     pub constraints: Constraints,
     /// A plan of other devices that is carried over to these, and its file.
     pub from: Option<(PathBuf, schema::Plan)>,
-    /// The loss; `None` for the one that suits the model's outputs.
-    pub loss: Option<Loss>,
+    /// Optimizer, loss and rounding.
+    pub assumed: Assumed,
     /// Sharding level; `None` for the fastest that `train.py` can run.
     pub sharding: Option<ShardingLevel>,
     /// The highest level that may be chosen.
@@ -68,8 +67,6 @@ pub struct PlanRequest {
     pub offload: bool,
     /// Effort of the search.
     pub effort: Effort,
-    /// The data types that products round their operands to.
-    pub rounding: Rounding,
     /// Transfers overlap compute.
     pub overlap: bool,
     /// Devices and links.
@@ -146,21 +143,41 @@ impl PlanRequest {
 
     /// Returns the bytes of optimizer state per byte of a model's parameters; float32 copies are such state.
     pub(super) fn state_factor(&self, graph: &ModelGraph) -> f64 {
-        if !self.master_weights {
-            return self.optimizer_factor;
+        if !self.assumed.master_weights {
+            return self.optimizer_factor();
         }
+        let factor = self.optimizer_factor();
         let first = |tensor: &&graph::StoredTensor| tensor.is_first_parameter();
         let (mut bytes, mut state) = (0.0, 0.0);
         for tensor in graph.tensors.iter().filter(first) {
             let (own, single) = (tensor.bytes as f64, 4.0 * tensor.elements() as f64);
             bytes += own;
-            state += if own < single {
-                (1.0 + self.optimizer_factor) * single
-            } else {
-                self.optimizer_factor * own
-            };
+            state += if own < single { (1.0 + factor) * single } else { factor * own };
         }
-        if bytes > 0.0 { state / bytes } else { self.optimizer_factor }
+        if bytes > 0.0 { state / bytes } else { factor }
+    }
+
+    /// Returns the bytes of optimizer state per byte of parameters that are trained.
+    fn optimizer_factor(&self) -> f64 {
+        match self.assumed.optimizer {
+            None | Some(PlannedOptimizer::Adam) => 2.0,
+            Some(PlannedOptimizer::Momentum) => 1.0,
+            Some(PlannedOptimizer::Sgd) => 0.0,
+        }
+    }
+
+    /// Returns the loss; `None` for the one that suits the model's outputs.
+    pub(super) fn loss(&self) -> Option<Loss> {
+        self.assumed.loss.map(Loss::of_plan)
+    }
+
+    /// Returns the data types that products round their operands to.
+    pub(super) fn rounding(&self) -> Rounding {
+        match self.assumed.rounding {
+            None => Rounding::Own,
+            Some(PlannedRounding::Tf32) => Rounding::Tf32,
+            Some(PlannedRounding::Float8) => Rounding::Float8,
+        }
     }
 
     /// Returns the settings of training.
@@ -179,7 +196,7 @@ impl PlanRequest {
         Training {
             micro_batches: self.micro_batches.map_or(MicroBatches::Enough, MicroBatches::Exactly),
             stages: self.stages,
-            optimizer_factor: self.optimizer_factor,
+            optimizer_factor: self.optimizer_factor(),
             sharding: self.sharding.unwrap_or(ShardingLevel::None),
             sharding_inside: true,
             sharding_up_to: self.sharding.unwrap_or(self.sharding_up_to),
