@@ -33,7 +33,7 @@ use crate::{
         stage_times::{average_cost, passes_alone, shared_out},
         step_time::{StageTimes, StepTime, step_time},
     },
-    pipeline::best::{Sharing, best_pipeline, best_within_memory, relaxed_pipeline, stages_of},
+    pipeline::best::{Sharing, best_pipeline, best_within_memory, relaxed_pipeline},
     simulate::{is_simulated, settle_step},
     solution::{MadeBy, Objective, Solution, SolutionStage, share_memory},
     stage::{
@@ -85,6 +85,8 @@ pub(crate) struct Known {
     bottleneck: Cell<Option<f64>>,
     /// Whether the cuts of the last attempt save nothing, and so need no larger share.
     pub(crate) has_room: Cell<bool>,
+    /// The least time of a plan by formula, over the limit.
+    pub(crate) nearest: Cell<Option<f64>>,
 }
 
 impl<'a> Attempt<'a> {
@@ -245,11 +247,12 @@ impl<'a> Attempt<'a> {
         match self.grid.chunks {
             1 => self.solver.pipelines.best_pipeline(scorer, sharing, least, below),
             // Each chunked grid is a machine of its own and is asked for once: nothing to cache. The slowest of several chunks on a
-            // device bounds little and only begins a climb: it is not worth knapsacks while stages fit without.
+            // device bounds little and only begins a climb: it is not worth knapsacks while stages fit without, or another cut that
+            // the climb begins from does.
             _ => {
                 let relaxed = relaxed_pipeline(scorer, sharing, below)?;
                 let fits = |cut: &Cut| scorer.on(cut.run, cut.behind).score(cut.start, cut.end).is_some();
-                if scorer.is_bound || relaxed.1.iter().all(fits) {
+                if scorer.is_bound || relaxed.1.iter().all(fits) || self.has_even_cut(scorer, &relaxed.1) {
                     return Some(relaxed);
                 }
                 best_within_memory(scorer, sharing, relaxed.0, below)
@@ -257,13 +260,36 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// Tells whether the stages of a cut by a rule fit.
+    fn has_even_cut(&self, scorer: &Scorer, cuts: &[Cut]) -> bool {
+        let mut seeds = self.seeds(scorer, cuts).into_iter().skip(1);
+        seeds.any(|(line, borders)| {
+            self.solver.lines.with(scorer, &line, |scorer| {
+                let mut stages = borders.windows(2).zip(&self.places);
+                stages.all(|(ends, &(run, behind))| scorer.on(run, behind).score(ends[0], ends[1]).is_some())
+            })
+        })
+    }
+
+    /// Returns the cuts that a climb begins from: those that were found, and those by two rules.
+    fn seeds(&self, scorer: &Scorer, cuts: &[Cut]) -> Vec<Seed> {
+        let (line, borders) = seed_of(scorer, cuts);
+        let times: Vec<f64> = line.iter().map(|&block| self.problem.blocks[block].seconds()).collect();
+        let n_stages = self.grid.n_stages();
+        vec![
+            (line.clone(), borders),
+            (line, least_bound(&times, n_stages)),
+            (self.natural(), torchgpipe(&self.problem, n_stages)),
+        ]
+    }
+
     /// Finds cuts by the slowest stage, and moves them while the step becomes shorter; raises the lower bound on the way.
     ///
     /// # Errors
     /// When no plan is below the limit.
     fn climbed(&self, scorer: &Scorer, lower_bound: &mut f64) -> Result<Option<Climbed>, NoGrid> {
-        let Self { solver, problem, grid, places, below, .. } = self;
-        let (whole, n_stages) = (solver.problem, grid.n_stages());
+        let Self { solver, grid, places, below, .. } = self;
+        let whole = solver.problem;
         // No bound where the turn of a V, which crosses no link, would be charged for the fastest one, or where memory is
         // overestimated.
         let is_known = (solver.is_uniform || !grid.schedule.is_in_v())
@@ -298,21 +324,15 @@ impl<'a> Attempt<'a> {
         if is_asked && is_plain {
             raise(lower_bound, found.as_ref().map_or(*below, |best| best.0))?;
         }
-        let mut seeds: Vec<Seed> = Vec::new();
-        if let Some((_, cuts)) = found {
-            let (line, borders) = seed_of(scorer, &cuts);
-            let times: Vec<f64> = line.iter().map(|&block| problem.blocks[block].seconds()).collect();
-            seeds.push((line.clone(), borders));
-            seeds.push((line, least_bound(&times, n_stages)));
-            seeds.push((self.natural(), torchgpipe(problem, n_stages)));
-        }
+        let mut seeds = found.map_or_else(Vec::new, |(_, cuts)| self.seeds(scorer, &cuts));
         if solver.goal != Goal::Any || seeds.is_empty() {
             let lines = solver.bounds.narrow_orders(*grid, self.each);
             add_lines(&mut seeds, lines, (scorer, solver.lines), places, &|scorer| {
                 best_pipeline(scorer, self.sharing(), own).map(|found| found.1)
             });
         }
-        Ok(polish((scorer, solver.lines), self.order(), places, &seeds, solver.n_grids, solver.goal))
+        let goal = (solver.goal, self.limit());
+        Ok(polish((scorer, solver.lines), self.order(), places, &seeds, solver.n_grids, goal))
     }
 
     /// Returns a lower bound of the slowest stage's seconds for each micro-batch over all cuts, or `below` if it is not less;
@@ -400,10 +420,16 @@ impl<'a> Attempt<'a> {
         let is_compared = grid.chunks > 1 && !grid.schedule.is_in_v();
         let most = if is_compared { f64::INFINITY } else { self.limit() };
         let whole_share = self.finish_within(1.0, stages.clone(), time, lower_bound)?;
-        if self.is_slow(&whole_share, most) {
-            return None;
+        if grid.chunks > 1 {
+            let over = whole_share.seconds() / self.limit();
+            self.known.nearest.set(Some(self.known.nearest.get().map_or(over, |nearest| nearest.min(over))));
+        }
+        let least = self.passes_alone(&whole_share, self.limit()).unwrap_or(0.0);
+        if least >= self.limit() {
+            return is_compared.then_some((whole_share, true));
         }
         let (found, mut excess) = settle_step(whole, whole_share, most)?;
+        debug_assert!(found.seconds() >= least, "{} < {least}", found.seconds());
         if strategy.is_rule() || !(whole.training.recompute || whole.training.offload) {
             return Some((found, excess.is_none()));
         }
@@ -423,28 +449,25 @@ impl<'a> Attempt<'a> {
         Some((found, excess.is_none()))
     }
 
-    /// Tells whether a plan's passes alone, without transfers, take as long as the limit: then it is not simulated.
-    fn is_slow(&self, plan: &Solution, most: f64) -> bool {
+    /// Returns the seconds of a plan's passes alone, without transfers, which the simulator does not fall below; `None` where that is
+    /// not known, or nobody asks: a plan above the limit is not simulated.
+    fn passes_alone(&self, plan: &Solution, limit: f64) -> Option<f64> {
         let is_in_order = matches!(self.grid.schedule, Schedule::OneForwardOneBackward | Schedule::GPipe);
         let n_devices = self.grid.ranks * self.grid.replicas;
-        if !is_in_order
-            || most == f64::INFINITY
+        let (n_stages, count) = (self.grid.n_stages(), plan.micro_batches as usize);
+        if !(is_in_order || self.grid.chunks > 1)
+            || limit == f64::INFINITY
             || plan.offloads()
-            || !is_simulated(
-                self.solver.problem,
-                self.grid.n_stages(),
-                plan.micro_batches as usize,
-                n_devices,
-            )
+            || !is_simulated(self.solver.problem, n_stages, count, n_devices)
         {
-            return false;
+            return None;
         }
         let passes: Vec<StageTimes> =
             plan.stages.iter().map(|stage| passes_alone(self.solver.problem, stage)).collect();
         // The simulator rounds to whole nanoseconds.
-        let rounding = (3 * self.each + 6 * self.grid.ranks) as f64 * 1e-9;
-        step_time(self.order(), &passes, true)
-            .is_some_and(|alone| alone.seconds * (1.0 - 1e-9) - rounding >= most)
+        let rounding = (3 * self.each * self.grid.chunks + 6 * n_stages) as f64 * 1e-9;
+        let alone = step_time(self.order(), &passes, true)?;
+        Some(alone.seconds * (1.0 - 1e-9) - rounding)
     }
 
     /// Searches all cuts for a better plan; also tells whether that proves the best.
@@ -504,10 +527,11 @@ fn places(grid: Grid) -> Places {
 
 /// The order of the blocks through some cuts, and the boundaries in it.
 fn seed_of(scorer: &Scorer, cuts: &[Cut]) -> Seed {
-    let found = stages_of(scorer, cuts);
-    let line = found.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
-    let mut borders = vec![0];
-    found.iter().for_each(|stage| borders.push(borders[borders.len() - 1] + stage.blocks.len()));
+    let (mut line, mut borders) = (Vec::new(), vec![0]);
+    for cut in cuts {
+        line.extend(scorer.states.blocks(cut.start, cut.end));
+        borders.push(line.len());
+    }
     (line, borders)
 }
 

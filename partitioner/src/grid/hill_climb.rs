@@ -22,6 +22,9 @@ use crate::{
 /// Up to this many grids divide the budget of timed passes evenly; with more grids, each still gets this share.
 const SHARES: usize = 8;
 
+/// Cuts that take this many times as long as a plan may are not moved: moves rarely make a step a tenth shorter.
+const FAR: f64 = 1.15;
+
 /// Low-traffic places tried on either side of a boundary: this many of the nearest, and up to `PLACES` with those of less
 /// traffic.
 const NEAREST: usize = 2;
@@ -45,14 +48,15 @@ type Cuts = (Vec<usize>, StepTime);
 /// Times of stages over one line, by stage and its ends; `None` where one does not fit. Climbs ask for the same ones again and again.
 type Known = Memo<(usize, usize, usize), Option<StageTimes>>;
 
-/// Finds the best cuts near given ones, or, for `Goal::Any`, the best of the given ones; `None` if none of those fits.
+/// Finds the best cuts near given ones, or, for `Goal::Any` and where they are far from taking less than `limit` seconds, the best of
+/// the given ones; `None` if none of those fits.
 pub(crate) fn polish(
     (scorer, lines): (&Scorer, &Lines),
     order: &Order,
     places: &Places,
     seeds: &[Seed],
     n_grids: usize,
-    goal: Goal,
+    (goal, limit): (Goal, f64),
 ) -> Option<Climbed> {
     let mut timer = Timer::new(order, places.len(), scorer.problem.machine.overlaps);
     let known: Vec<Known> = seeds.iter().map(|_| Known::default()).collect();
@@ -66,7 +70,8 @@ pub(crate) fn polish(
     found.sort_by(|a, b| a.1.1.seconds.total_cmp(&b.1.1.seconds));
     let limits = scorer.problem.training.limits;
     found.truncate(limits.moved_cuts);
-    if goal != Goal::Any {
+    let is_far = found.first().is_some_and(|(_, (_, time))| time.seconds > FAR * limit);
+    if goal != Goal::Any && !is_far {
         let share =
             limits.timed_passes / order.n_ops().max(1) / found.len().max(1) / n_grids.clamp(1, SHARES);
         for index in 0..found.len() {

@@ -21,6 +21,9 @@ use crate::{
 /// Shares of a device's memory that one chunk may take if an equal one is too small.
 const SHARES: [f64; 6] = [1.0, 0.8, 0.65, 0.5, 0.4, 0.3];
 
+/// A plan by formula that takes this many times the limit comes near it.
+const NEAR: f64 = 1.03;
+
 impl GridSolver<'_> {
     /// Finds the best cuts, `each` being the micro-batches of one replica; also returns the lower bound with the devices in this
     /// order.
@@ -36,7 +39,13 @@ impl GridSolver<'_> {
             self.spent.set(self.spent.get() + pairs);
             Attempt::new(self, grid, each, below, (share, &known)).and_then(|attempt| attempt.solve())
         };
-        let mut best = share(1.0 / grid.chunks as f64, below);
+        // In a V the first chunk always needs more than an equal share: it may take all, and the rest is divided afterwards. Equal
+        // shares are tried, too, where that comes near.
+        let is_in_v = grid.chunks > 1 && grid.schedule.is_in_v();
+        let mut best = share(if is_in_v { 1.0 } else { 1.0 / grid.chunks as f64 }, below);
+        if is_in_v && known.nearest.get().is_some_and(|nearest| nearest > NEAR) {
+            return best;
+        }
         let step = below * (each * grid.replicas) as f64;
         let is_tight = |found: &Result<(Solution, f64), NoGrid>| match found {
             Ok((found, least)) => {
@@ -50,10 +59,9 @@ impl GridSolver<'_> {
         if grid.chunks == 1 || !is_tight(&best) {
             return best;
         }
-        // One chunk may need more than an equal share of its device's memory. In a V the first chunk always does; the rest is
-        // divided afterwards.
-        let shares = if grid.schedule.is_in_v() { &SHARES[..1] } else { &SHARES };
-        for &larger in shares.iter().filter(|larger| *larger * grid.chunks as f64 > 1.0) {
+        // One chunk may need more than an equal share of its device's memory.
+        let shares: &[f64] = if is_in_v { &[0.5] } else { &SHARES };
+        for &larger in shares.iter().filter(|larger| is_in_v || *larger * grid.chunks as f64 > 1.0) {
             if self.is_spent(grid) {
                 break;
             }
