@@ -286,13 +286,8 @@ impl Workspace {
     /// Returns one device's share under a plan whose devices share layers, with the micro-batch size of this model.
     pub fn shared_by(&self, plan: &Plan, models: &CostModels) -> Result<Option<Self>, Failure> {
         let LayerSharing::ByCuts(degree) = plan.sharing() else { return Ok(None) };
-        let way = if plan.operators.is_empty() {
-            Way::Cuts(&plan.cuts, plan.sequence_parallel)
-        } else {
-            Way::Given(&plan.operators, &plan.cuts)
-        };
         let rounding = plan.predicted.times.as_ref().map_or(Rounding::Own, rounding_of);
-        self.shared((&plan.cluster, models, rounding), degree, way).map(Some)
+        self.shared((&plan.cluster, models, rounding), degree, Way::of_plan(plan)).map(Some)
     }
 
     /// Returns the program in the trace.

@@ -428,6 +428,30 @@ fn a_checked_plan_has_its_own_optimizer_loss_and_rounding() {
 }
 
 #[test]
+fn a_checked_plan_of_shared_layers_takes_what_was_planned() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let llama = ["plan", "fixtures/large/llama-3.2-3b.pt", "--input", "1x256:int64"];
+    let check = [&llama[..], &["--check", &file]].concat();
+    for shared in [["--tensor-parallel", "2"], ["--context-parallel", "2"], ["--strategy", "optcnn"]] {
+        let asked = ["--devices", "4xa100", "--effort", "quick", "-o", &file];
+        let made = json(&[&llama[..], &asked, &shared].concat());
+        let checked = json(&check);
+        for key in ["memory_bytes", "step_seconds"] {
+            assert_eq!(made[key], checked[key], "{shared:?}: {key}");
+        }
+        // Other ways to share layers were not looked at.
+        assert!(text(&check).contains("no plan of these splits is faster"), "{shared:?}");
+    }
+    // A part of a group.
+    let plan = fs::read_to_string(&file).expect("the plan was written");
+    let part = plan.replacen("  - node0:3\n  tensor_parallel", "  tensor_parallel", 1);
+    assert_ne!(part, plan);
+    write(&folder, "plan.yaml", &part);
+    fails(&check, 2, &["stage 0: its devices are not whole groups of 4", "groups are node0:0 node0:1"]);
+}
+
+#[test]
 fn a_strategy_by_name_says_which_are_faster() {
     let said = text(&["plan", UNET, "--devices", "4xt4", "--strategy", "layer", "--micro-batches", "8"]);
     assert!(said.contains("Faster: data-parallel (-"), "{said}");

@@ -9,7 +9,7 @@ use graph::{
     layout::{Choice, Collective, Context, Exchange, Inside, Layout, Proof, Slice, check, sharded},
 };
 use partitioner::inside::Walk;
-use schema::{Cluster, Cut, Device, DeviceType, Proved, SequenceParallel};
+use schema::{Cluster, Cut, Device, DeviceType, Plan, Proved, SequenceParallel};
 use simulator::{
     Link,
     collective::{self, Algorithm},
@@ -102,7 +102,16 @@ impl OperatorSearch {
     }
 }
 
-impl Way<'_> {
+impl<'a> Way<'a> {
+    /// Returns the way of a plan whose devices share layers.
+    pub fn of_plan(plan: &'a Plan) -> Self {
+        if plan.operators.is_empty() {
+            Self::Cuts(&plan.cuts, plan.sequence_parallel)
+        } else {
+            Self::Given(&plan.operators, &plan.cuts)
+        }
+    }
+
     /// Tells whether each device has all weights: so it is in a plan without cuts.
     fn keeps_weights(self) -> bool {
         match self {

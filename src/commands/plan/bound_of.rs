@@ -42,20 +42,18 @@ impl BoundOf {
             Way::Layers(_) => self.add(format!("each layer on {degree} devices")),
             Way::Bands => self.add(format!("images in {degree} bands")),
             Way::Positions(_) => self.add(format!("sequences in {degree} parts")),
-            Way::Operators(_) => self.is_of_splits = true,
-            // A plan's own are not searched.
-            Way::Cuts(..) | Way::Given(..) => {}
+            Way::Operators(_) | Way::Cuts(..) | Way::Given(..) => self.is_of_splits = true,
         }
     }
 
     /// Returns the plans as a noun, `gpipe plan with 2 stages`; `None` if the bound holds for all plans.
     pub(super) fn words(&self, solution: &Solution) -> Option<String> {
+        if self.is_of_splits {
+            return Some("plan of these splits".to_string());
+        }
         // A given plan is held against all others.
         if solution.made_by == MadeBy::AsGiven {
             return None;
-        }
-        if self.is_of_splits {
-            return Some("plan of these splits".to_string());
         }
         let strategy = self.strategy.map_or_else(String::new, |own| format!("{} ", own.name()));
         let with = match self.with.as_slice() {

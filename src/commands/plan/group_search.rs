@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use partitioner::{ENOUGH, Planned, Solution};
-use schema::{ShardingLevel, SharedTried};
+use schema::{LayerSharing, Plan, ShardingLevel, SharedTried};
 
 use super::{
     alone::planned_alone,
@@ -26,7 +26,7 @@ use crate::{
 const MOST: u32 = 8;
 
 /// Groups of devices, and the request for a plan of one device's share of the model.
-type Shared = (Groups, PlanRequest);
+pub(super) type Shared = (Groups, PlanRequest);
 
 /// Plans a model whose layers are shared by the given number of devices.
 pub(super) fn planned_by(
@@ -63,6 +63,17 @@ fn shared(whole: &Workspace, request: &PlanRequest, degree: u32, way: Way<'_>) -
         ..request.clone()
     };
     Ok((groups, alone))
+}
+
+/// Returns the groups of a plan whose devices share layers, and what to ask of one device's share of the model; `None` for other
+/// plans.
+pub(super) fn of_plan(
+    whole: &Workspace,
+    request: &PlanRequest,
+    given: &Plan,
+) -> Result<Option<Shared>, Failure> {
+    let LayerSharing::ByCuts(degree) = given.sharing() else { return Ok(None) };
+    Ok(Some(shared(whole, request, degree, Way::of_plan(given))?))
 }
 
 /// Returns the seconds for each micro-batch that the work of all groups together takes: no plan takes less.

@@ -113,6 +113,39 @@ impl Groups {
         self.members.get(leader).into_iter().flatten().map(String::as_str)
     }
 
+    /// Replaces devices in a plan by the groups that they make up: the reverse of [`expand`](Self::expand).
+    ///
+    /// # Errors
+    /// When a stage has a part of a group.
+    pub(super) fn contracted(&self, given: &Plan) -> Result<Plan, Failure> {
+        let mut plan = given.clone();
+        let of = |device: &String| self.members.iter().find(|(_, members)| members.contains(device));
+        for (index, stage) in plan.stages.iter_mut().enumerate() {
+            let mut leaders: Vec<String> = Vec::new();
+            for device in &stage.devices {
+                // Devices that the cluster lacks are told where stages are placed.
+                let leader = of(device).map_or(device, |(leader, _)| leader);
+                if !leaders.contains(leader) {
+                    leaders.push(leader.clone());
+                }
+            }
+            let count: usize = leaders.iter().map(|leader| self.members(leader).count().max(1)).sum();
+            if count != stage.devices.len() {
+                let degree = self.answer.degree;
+                let message =
+                    format!("stage {index}: its devices are not whole groups of {degree} that share layers");
+                let groups: Vec<String> =
+                    self.members.values().take(3).map(|group| group.join(" ")).collect();
+                return Err(Failure::input(message).with_hint(format!("groups are {}", groups.join(", "))));
+            }
+            stage.devices = leaders;
+            stage.tensor_parallel = None;
+        }
+        plan.cuts = IndexMap::new();
+        plan.operators = IndexMap::new();
+        Ok(plan)
+    }
+
     /// Replaces groups in a plan by their devices, and adds the cuts of shared parameters.
     pub(super) fn expand(&self, plan: &mut Plan) {
         let all = |leaders: &[String]| -> Vec<String> {

@@ -12,6 +12,7 @@ use super::{
     answer::Unit,
     asked::{Asked, Question},
     flags::Plan,
+    group_search::of_plan,
     inside,
     request::PlanRequest,
     search::planned,
@@ -22,6 +23,7 @@ use crate::{
     failure::Failure,
     files::{self, Opened},
     output::Output,
+    sharing::Way,
     workspace::Workspace,
 };
 
@@ -123,8 +125,24 @@ pub fn run_operators(
     answer::print_operators(plan, &answer, (&why, &predicted), output)
 }
 
-/// Scores a plan of a model, whose blocks may be calls of any depth, and operators.
+/// Scores a plan of a model; where devices share layers, as a plan of groups of them.
 fn checked(
+    subject: Subject<'_>,
+    request: &PlanRequest,
+    given: &schema::Plan,
+) -> Result<(Asked, Result<Solution, CheckError>), Failure> {
+    let groups = match subject {
+        Subject::Model(whole) => of_plan(whole, request, given)?,
+        Subject::Profile(..) => None,
+    };
+    let Some((groups, alone)) = groups else { return checked_alone(subject, request, given) };
+    let of_groups = groups.contracted(given)?;
+    let (asked, found) = checked_alone(Subject::Model(&groups.own), &alone, &of_groups)?;
+    Ok((asked.of_groups(groups).sharing_asked(Way::of_plan(given)), found))
+}
+
+/// Scores a plan of a model, whose blocks may be calls of any depth, and operators.
+fn checked_alone(
     subject: Subject<'_>,
     request: &PlanRequest,
     given: &schema::Plan,
