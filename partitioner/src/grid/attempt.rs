@@ -424,7 +424,7 @@ impl<'a> Attempt<'a> {
             let over = whole_share.seconds() / self.limit();
             self.known.nearest.set(Some(self.known.nearest.get().map_or(over, |nearest| nearest.min(over))));
         }
-        let least = self.passes_alone(&whole_share, self.limit()).unwrap_or(0.0);
+        let least = self.seconds_alone(&whole_share, self.limit()).unwrap_or(0.0);
         if least >= self.limit() {
             return is_compared.then_some((whole_share, true));
         }
@@ -451,7 +451,7 @@ impl<'a> Attempt<'a> {
 
     /// Returns the seconds of a plan's passes alone, without transfers, which the simulator does not fall below; `None` where that is
     /// not known, or nobody asks: a plan above the limit is not simulated.
-    fn passes_alone(&self, plan: &Solution, limit: f64) -> Option<f64> {
+    fn seconds_alone(&self, plan: &Solution, limit: f64) -> Option<f64> {
         let is_in_order = matches!(self.grid.schedule, Schedule::OneForwardOneBackward | Schedule::GPipe);
         let n_devices = self.grid.ranks * self.grid.replicas;
         let (n_stages, count) = (self.grid.n_stages(), plan.micro_batches as usize);

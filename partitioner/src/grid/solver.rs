@@ -42,7 +42,8 @@ impl GridSolver<'_> {
         // In a V the first chunk always needs more than an equal share: it may take all, and the rest is divided afterwards. Equal
         // shares are tried, too, where that comes near.
         let is_in_v = grid.chunks > 1 && grid.schedule.is_in_v();
-        let mut best = share(if is_in_v { 1.0 } else { 1.0 / grid.chunks as f64 }, below);
+        let equal = 1.0 / grid.chunks as f64;
+        let mut best = share(if is_in_v { 1.0 } else { equal }, below);
         if is_in_v && known.nearest.get().is_some_and(|nearest| nearest > NEAR) {
             return best;
         }
@@ -59,14 +60,15 @@ impl GridSolver<'_> {
         if grid.chunks == 1 || !is_tight(&best) {
             return best;
         }
-        // One chunk may need more than an equal share of its device's memory.
-        let shares: &[f64] = if is_in_v { &[0.5] } else { &SHARES };
-        for &larger in shares.iter().filter(|larger| is_in_v || *larger * grid.chunks as f64 > 1.0) {
+        // Outside of a V one chunk may need more than an equal share of its device's memory.
+        let larger = SHARES.into_iter().filter(|larger| *larger > equal);
+        let others: Vec<f64> = if is_in_v { vec![equal] } else { larger.collect() };
+        for other in others {
             if self.is_spent(grid) {
                 break;
             }
             let below = best.as_ref().map_or(below, |(best, _)| best.seconds_each().min(below));
-            let other = share(larger, below);
+            let other = share(other, below);
             best = match (best, other) {
                 (Ok((best, a)), Ok((other, b))) if best.seconds() <= other.seconds() => Ok((best, a.min(b))),
                 (Ok((_, a)), Ok((other, b))) => Ok((other, a.min(b))),
