@@ -925,3 +925,15 @@ fn float32_copies_are_state_of_the_optimizer() {
     assert_eq!(part_of_llama("optimizer", &["--master-weights"]), 6 * parameters);
     assert_eq!(part_of_llama("optimizer", &["--master-weights", "--optimizer", "momentum"]), 4 * parameters);
 }
+
+/// Float32 copies stay with every optimizer, so that another one is no way out of a lack of memory that they make.
+#[test]
+fn float32_copies_are_not_saved_by_another_optimizer() {
+    let asked = ["--input", "1x64:int64", "--devices", "1xa100-40gb", "--memory-fraction", "0.58"];
+    let copies = ["--effort", "quick", "--loss", "none", "--master-weights", "--optimizer", "sgd"];
+    let llama = [&["plan", "fixtures/large/llama-3.2-3b.pt"][..], &asked, &copies].concat();
+    let output = run(&llama);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("24.1 GiB instead of") && !said.contains("--optimizer"), "{said}");
+}

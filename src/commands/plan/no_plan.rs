@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use partitioner::{MicroBatches, PlanError, Problem, ProblemError, Strategy, Training, shortage};
+use partitioner::{MicroBatches, PlanError, Problem, ProblemError, Training, shortage};
 use schema::{Bytes, ShardingLevel};
 
 use super::{PlanRequest, fits::fits, pins, refine::NoPlan};
@@ -158,7 +158,7 @@ fn changes(request: &PlanRequest, problem: &Problem, error: PlanError) -> Failur
             let short = rounded_up(Bytes(needed.0.saturating_sub(limit.0)));
             let needed = rounded_up(needed);
             let mut changes = vec![format!("{short} more on each device ({needed} instead of {limit})")];
-            changes.extend(smaller_changes(problem, request.alternatives));
+            changes.extend(smaller_changes(problem, request));
             let kept = kept_clear(request).map(|kept| format!(" ({kept})")).unwrap_or_default();
             Failure::no(&error).with_hint(format!("one of these suffices: {}{kept}", changes.join("; ")))
         }
@@ -204,12 +204,13 @@ fn rounded_up(bytes: Bytes) -> Bytes {
 
 /// Tries more devices and the options that save memory, for the requested strategy or for all; large problems are
 /// skipped.
-fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
+fn smaller_changes(problem: &Problem, request: &PlanRequest) -> Vec<String> {
     const SMALL: usize = 4000;
     let n_devices = problem.machine.devices.len();
     if problem.blocks.len() * n_devices > SMALL {
         return Vec::new();
     }
+    let asked = request.alternatives;
     let fits = |problem: &Problem| fits(problem, asked);
     let mut changes = Vec::new();
     let with_devices = |count: usize| Problem { machine: problem.machine.grown(count), ..problem.clone() };
@@ -253,8 +254,8 @@ fn smaller_changes(problem: &Problem, asked: Option<Strategy>) -> Vec<String> {
     ShardingLevel::ALL.into_iter().filter(|level| *level > training.sharding_up_to).find(|level| {
         option(true, &format!("--sharding {}", level.name()), &|training| training.sharding = *level)
     });
-    // More than Adam's state are copies of parameters in float32, which another optimizer needs, too.
-    let plain = training.optimizer_factor <= 2.0;
+    // Copies of parameters in float32 are state that another optimizer needs, too.
+    let plain = !request.assumed.master_weights;
     option(plain && training.optimizer_factor > 1.0, "--optimizer momentum", &|training| {
         training.optimizer_factor = 1.0;
     });
