@@ -5,6 +5,7 @@
 //! predicted at its own sizes.
 
 mod choice;
+mod experts;
 mod first;
 mod model;
 mod operators;

@@ -110,8 +110,8 @@ class Ranks:
         rows = []
         for key in sorted({key for one in [*found, planned or {}] for key in one}, reverse=True):
             counts = [one.get(key, (0, 0)) for one in found]
-            # Each rank counts only the messages that it sends.
-            join = sum if key[1] == "point-to-point" else max
+            # Each rank counts only what it sends.
+            join = sum if key[1] in ("point-to-point", "all-to-all") else max
             expected = planned.get(key, 0) if planned is not None else None
             rows.append([*key, max(calls for calls, _ in counts), join(size for _, size in counts), expected])
         return rows
@@ -164,7 +164,7 @@ class Counting:
         return self.dist.reduce_scatter_tensor(found, terms, *more, **options)
 
     def all_to_all_single(self, found, sent, *more, **options):
-        self.ranks.count("all-to-all", sent.nbytes * self.ranks.size)
+        self.ranks.count("all-to-all", sent.nbytes)
         return self.dist.all_to_all_single(found, sent, *more, **options)
 
     def batch_isend_irecv(self, messages):

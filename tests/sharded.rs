@@ -389,6 +389,87 @@ fn experts_on_different_devices_give_what_one_gives() {
     assert!(!is_planned && said.contains("layers.0"), "{said}");
 }
 
+/// Each device has a part of the samples and of the experts: rows go to their experts, and come back.
+#[test]
+fn experts_and_samples_lie_on_different_devices() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let (folder, model, source) = (path("out"), path("mixture.pt"), path("mixture.py"));
+    let (folder, model) = (folder.as_str(), model.as_str());
+    fs::write(&source, MIXTURE).unwrap();
+    let trace = ["trace", &format!("{source}:Mixture"), "--input", "4x6:int64", "--seed", "1", "-o", model];
+    let (is_traced, said) = command(&trace);
+    assert!(is_traced, "{said}");
+    // A link over which bytes count more than calls.
+    let cluster = path("cluster.yaml");
+    let text = "kind: cluster\nversion: 1\ntypes:\n  slow: {memory: 60000000000, memory_bandwidth: 1.0e+12, peak: {float32: 1.0e+9}}\n\
+        devices:\n- {type: slow, count: 4}\nlevels:\n- {name: link, bandwidth: 1.0e+8, latency: 0}\n";
+    fs::write(&cluster, text).unwrap();
+    let asked = ["--cluster", &cluster, "--expert-parallel", "4", "--stages", "1", "-o", folder];
+    let (is_split, said) = command(&[&["split", model][..], &asked].concat());
+    assert!(is_split && said.contains("samples or positions, and experts, in 4 parts"), "{said}");
+    let read = |name: &str| fs::read_to_string(Path::new(folder).join(name)).unwrap();
+    let plan = read("plan.yaml");
+    let cuts =
+        plan.split("\ncuts:\n").nth(1).and_then(|rest| rest.split("\nassumed:").next()).unwrap_or_default();
+    let cuts = cuts.lines().take_while(|line| line.starts_with("  "));
+    let names: Vec<&str> = cuts.filter_map(|line| line.strip_suffix(':')).map(str::trim).collect();
+    assert_eq!(names, ["layers.*.up", "layers.*.down"], "{plan}");
+    let stage = read("stages/stage_0.py");
+    for call in ["take", "dispatch", "grouped_mm", "combine"] {
+        assert!(stage.contains(&format!("self.shard.{call}(")), "{call}: {stage}");
+    }
+    let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2"]);
+    assert!(is_same && said.contains("all 4 ranks hold are the same to the last bit"), "{said}");
+    assert!(said.contains("forward, all-to-all") && !said.contains("PLANNED"), "{said}");
+    assert!(read("exports/README.md").contains("4 devices each have a part of the experts"));
+    // A plan means what it meant where it was made.
+    let file = format!("{folder}/plan.yaml");
+    let step = |more: &[&str]| {
+        let (is_planned, said) = command(&[&["plan", model, "--cluster", &cluster][..], more].concat());
+        assert!(is_planned, "{said}");
+        said.split(" per step").next().unwrap_or_default().to_string()
+    };
+    assert_eq!(step(&["--check", &file]), step(&["--expert-parallel", "4", "--stages", "1"]));
+    // Gradients that come back in another order are found.
+    let place_of_fault = Path::new(folder).join("stages/shards.py");
+    let shards = fs::read_to_string(&place_of_fault).unwrap();
+    let right = "self.dealt(g[order], got, sent)";
+    assert_eq!(shards.matches(right).count(), 1);
+    fs::write(&place_of_fault, shards.replace(right, "self.dealt(g, got, sent)")).unwrap();
+    let (is_same, said) = command(&["verify", folder, "--steps", "1", "--allow-changes"]);
+    assert!(!is_same && said.contains("gradient of"), "{said}");
+    // Two stages of two devices each, trained.
+    let (out, both) = (place.path().join("both"), path("both"));
+    let asked = [
+        "--cluster",
+        &cluster,
+        "--expert-parallel",
+        "2",
+        "--stages",
+        "2",
+        "--micro-batches",
+        "2",
+        "-o",
+        &both,
+    ];
+    let (is_split, said) = command(&[&["split", model][..], &asked].concat());
+    assert!(is_split, "{said}");
+    let (is_same, said) = check_forked(&out, 4, &[]);
+    assert!(is_same && said.contains("on 4 ranks") && said.contains("the same"), "{said}");
+    let dense = root().join("fixtures/traces/gpt2_tiny.pt");
+    for (model, count, expected) in [
+        (model, "3", "3 devices cannot share 4 experts and the 48 rows that are routed to them evenly"),
+        (model, "3", "2, 4 could"),
+        (dense.to_str().unwrap(), "2", "the model has no experts whose matrices lie in one tensor"),
+    ] {
+        let devices = format!("{count}xh100");
+        let asked = ["plan", model, "--devices", &devices, "--expert-parallel", count];
+        let (is_planned, said) = command(&asked);
+        assert!(!is_planned && said.contains(expected), "{said}");
+    }
+}
+
 /// AlexNet as FlexFlow places it over a slow link, small.
 const ALEXNET: &str = r#"
 from torch import nn

@@ -100,6 +100,7 @@ fn layout(of: Layout) -> Value {
         Layout::Sum => json!("sum"),
         Layout::Even(at) => slice(at),
         Layout::Routed(at) => json!({"experts": at.experts}),
+        Layout::Taken(of) => json!({"taken": of.rows}),
         Layout::First(rows) => json!({"first": rows}),
         Layout::Bands(at) => json!({"bands": [at.dim, at.size]}),
     }
@@ -134,6 +135,8 @@ fn special(special: Special) -> Value {
         Special::DropoutOfBands(_) | Special::DropoutOfFirst(_) | Special::Norm { .. } => {
             json!(format!("{special:?}"))
         }
-        Special::CrossEntropy | Special::CausalAttention => json!({"ranks": "shard_operators.py"}),
+        Special::CrossEntropy | Special::CausalAttention | Special::Take(_) | Special::Combine(..) => {
+            json!({"ranks": "shard_operators.py"})
+        }
     }
 }

@@ -286,6 +286,8 @@ pub enum ShapeRule {
     /// One device's rows of an image in bands.
     SharedRows,
     SharedExperts,
+    /// Rows at positions, of those of all devices.
+    SharedTaken,
     /// Rows on the first device.
     SharedFirst,
     /// A size of one device's part, or of the whole.

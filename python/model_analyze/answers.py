@@ -1333,6 +1333,9 @@ class SharedAnswer(_SharedAnswer, total=False):
     # Samples, or positions of their sequences, are divided; each device has all weights.
     whole_weights: bool
 
+    # Each device has a part of the samples or positions, a part of the experts, and all other weights.
+    by_expert: bool
+
     # Weights that only the first device of each group has and uses.
     on_first: list[str]
 

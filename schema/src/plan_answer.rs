@@ -263,6 +263,9 @@ pub struct SharedAnswer {
     /// Samples, or positions of their sequences, are divided; each device has all weights.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub whole_weights: bool,
+    /// Each device has a part of the samples or positions, a part of the experts, and all other weights.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_expert: bool,
     /// Weights that only the first device of each group has and uses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on_first: Vec<String>,

@@ -41,6 +41,7 @@ const AUTO: &str = "auto";
 #[command(mut_arg("sequence_parallel", |held| held.hide(true)))]
 #[command(mut_arg("spatial", |degree| degree.hide(true)))]
 #[command(mut_arg("context_parallel", |degree| degree.hide(true)))]
+#[command(mut_arg("expert_parallel", |degree| degree.hide(true)))]
 #[command(mut_arg("on_first", |calls| calls.hide(true)))]
 #[command(mut_arg("from", |plan| plan.hide(true)))]
 #[command(after_help = "Examples:
@@ -111,6 +112,7 @@ impl Compare {
             ("--sequence-parallel", asking.sequence_parallel.is_some()),
             ("--spatial", asking.spatial.is_some()),
             ("--context-parallel", asking.context_parallel.is_some()),
+            ("--expert-parallel", asking.expert_parallel.is_some()),
             ("--on-first", !asking.on_first.is_empty()),
         ];
         if asking.from.is_some() {

@@ -299,12 +299,13 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
         );
     }
     let shards = cut.manifest.shards.unwrap_or(1) as usize;
+    let by_expert = own.and_then(|own| own.shared.as_ref()).is_some_and(|shared| shared.by_expert);
     let (beside, notes) = extras::extras(
         &cut.program,
         &cut.assignment,
         &cut.pipeline,
         plan,
-        (&request.launchers, shards),
+        (&request.launchers, shards, by_expert),
         has_python,
     );
     cut.files.extend(beside);

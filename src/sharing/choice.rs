@@ -8,7 +8,9 @@ use std::{
 
 use graph::{
     ModelGraph, OperatorClass, OperatorId, TensorId, ValueId,
-    layout::{Choice, Collective, Context, Exchange, Layout, Need, Source, Strategy, Writes, exchanges},
+    layout::{
+        Choice, Collective, Context, Exchange, Layout, Need, Source, Special, Strategy, Writes, exchanges,
+    },
 };
 use partitioner::inside::{Choices, Cost, Matrix, eliminate};
 use schema::SequenceParallel;
@@ -216,12 +218,15 @@ impl<'a> Table<'a> {
             let (whole, divisible) = seconds(id);
             let divisible = (divisible - self.group.launch).max(0.0);
             let part = whole - divisible + divisible / self.group.degree as f64;
+            let combined = self.combined(id);
             let cost = |way: &Strategy| Cost {
                 // Of equal choices, whole operators are preferred: they need no later exchanges.
                 seconds: if cuts_weights(way) {
                     f64::INFINITY
                 } else if matches!(way.gives, Layout::First(_)) && (is_dense || stays) {
                     whole
+                } else if matches!(way.special, Some(Special::Combine(..))) {
+                    part + combined
                 } else if way.is_split && !stays {
                     part
                 } else {
@@ -231,6 +236,16 @@ impl<'a> Table<'a> {
             };
             self.choices.nodes.push(ways.iter().map(cost).collect());
         }
+    }
+
+    /// Returns the seconds of bringing an operator's rows from the devices of their experts.
+    fn combined(&self, id: OperatorId) -> f64 {
+        let outputs = &self.graph.operator(id).outputs;
+        let tensors: Vec<_> =
+            outputs.iter().flat_map(|value| self.graph.value(*value).fact.tensors()).collect();
+        let bytes: u64 = tensors.iter().filter_map(|tensor| tensor.bytes()).sum();
+        let passes = if tensors.iter().any(|tensor| tensor.requires_grad) { 2.0 } else { 1.0 };
+        passes * (self.group.launch + (self.group.seconds)(Collective::AllToAll, bytes))
     }
 
     /// Returns the weights that stay whole.

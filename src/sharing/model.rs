@@ -18,7 +18,7 @@ use tracer::{NodeId, Program};
 
 use super::{
     choice::{Chosen, Group, Prices, choose},
-    first,
+    experts, first,
     words::OwnSplit,
 };
 use crate::{cost_models::CostModels, failure::Failure, nearest, operations::operations};
@@ -34,6 +34,8 @@ pub struct SharedModel {
     pub bands: Option<usize>,
     /// The cuts of stored tensors.
     pub cuts: BTreeMap<TensorId, Slice>,
+    /// Whether the matrices of experts, and nothing else, are cut.
+    pub by_expert: bool,
     /// Stored tensors that only the first device has.
     pub on_first: BTreeSet<TensorId>,
     /// Exchanges by their node.
@@ -72,6 +74,8 @@ pub enum Way<'a> {
     /// Samples, or positions of their sequences, whichever is faster; weights are whole, except those of calls that
     /// only the first device runs.
     Positions(&'a [String]),
+    /// Samples or positions, and the experts of mixtures; all other weights are whole.
+    Experts,
     /// The cuts of a plan.
     Cuts(&'a indexmap::IndexMap<String, Cut>, Option<SequenceParallel>),
     /// Each operator in its own way, as this search finds.
@@ -117,7 +121,7 @@ impl<'a> Way<'a> {
         match self {
             Way::Positions(_) => true,
             Way::Cuts(cuts, _) => cuts.values().all(|cut| cut.on_first),
-            Way::Layers(_) | Way::Bands | Way::Operators(_) | Way::Given(..) => false,
+            Way::Layers(_) | Way::Bands | Way::Experts | Way::Operators(_) | Way::Given(..) => false,
         }
     }
 
@@ -126,6 +130,7 @@ impl<'a> Way<'a> {
         match self {
             Way::Bands => "--spatial",
             Way::Positions(_) => "--context-parallel",
+            Way::Experts => "--expert-parallel",
             Way::Layers(_) | Way::Cuts(..) => "--tensor-parallel",
             Way::Operators(_) | Way::Given(..) => "--strategy",
         }
@@ -135,7 +140,7 @@ impl<'a> Way<'a> {
     pub fn sequence_parallel(self) -> Option<SequenceParallel> {
         match self {
             Way::Layers(held) | Way::Cuts(_, held) => held,
-            Way::Bands | Way::Positions(_) | Way::Operators(_) | Way::Given(..) => None,
+            Way::Bands | Way::Positions(_) | Way::Experts | Way::Operators(_) | Way::Given(..) => None,
         }
     }
 }
@@ -265,9 +270,10 @@ impl<'a> Subject<'a> {
             program: made.program,
             degree: made.degree,
             bands: context.images.as_ref().map(|images| 2 + images.along),
-            cuts: made.cuts,
             exchanges: made.exchanges,
             inside: made.inside,
+            by_expert: experts::are_cut(context, &made.cuts),
+            cuts: made.cuts,
             on_first: made.on_first.into_keys().collect(),
             uneven: made.uneven,
             operators: None,
@@ -298,6 +304,14 @@ pub fn shared_by_parts(subject: &Subject<'_>, way: Way<'_>) -> Result<SharedMode
     if let Some(held) = way.sequence_parallel() {
         held_as_asked(&made.exchanges, held, degree)?;
     }
+    if way == Way::Experts && !experts::share_samples(&context, &is_split) {
+        return Err(Failure::no(format!(
+            "{degree} devices cannot have a part of this model's samples or positions each, beside their experts"
+        ))
+        .with_hint(
+            "choose sizes that the number of devices divides, or --tensor-parallel, where each device has all samples",
+        ));
+    }
     if matches!(way, Way::Layers(_)) && context.images.is_none() && made.cuts.is_empty() {
         // The plan will have no cuts, and must mean the same when it is read.
         return shared_by_parts(subject, Way::Positions(&[]));
@@ -323,7 +337,7 @@ fn contexts<'g>(
     let n = u64::from(degree);
     let along = match way {
         Way::Cuts(cuts, _) => bands_in(cuts, program)?,
-        Way::Layers(_) | Way::Positions(_) => None,
+        Way::Layers(_) | Way::Positions(_) | Way::Experts => None,
         Way::Operators(_) | Way::Given(..) => return Ok(vec![Context::of_all(graph, n)]),
         Way::Bands => {
             let all = (0..3).map(|along| Context::in_bands(graph, n, along));
@@ -340,8 +354,25 @@ fn contexts<'g>(
     Ok(vec![match along {
         Some(along) => Context::in_bands(graph, n, along),
         None if way.keeps_weights() => Context::of_positions(graph, n),
-        None => Context::new(graph, n),
+        None => {
+            let context = Context::new(graph, n);
+            if cuts_experts(&context, way)? { Context::of_positions(graph, n) } else { context }
+        }
     }])
+}
+
+/// Tells whether nothing but the experts of mixtures is cut.
+///
+/// # Errors
+/// When there are none where they are asked for.
+fn cuts_experts(context: &Context<'_>, way: Way<'_>) -> Result<bool, Failure> {
+    match way {
+        Way::Experts => experts::check(context).map(|()| true),
+        Way::Cuts(cuts, _) => {
+            Ok(experts::are_all(context, &named(context.graph, cuts, context.degree as u32)?))
+        }
+        _ => Ok(false),
+    }
 }
 
 /// Returns the fixed layouts of stored tensors, and marks the operators of the first device if requested.
@@ -354,6 +385,7 @@ fn given(
     let given = match way {
         Way::Cuts(cuts, _) if contexts[0].images.is_none() => named(graph, cuts, degree)?,
         Way::Positions(calls) => first::given(graph, calls)?,
+        Way::Experts => experts::given(&contexts[0]),
         _ => BTreeMap::new(),
     };
     let is_auto = matches!(way, Way::Positions(calls) if first::is_auto(calls));
@@ -492,6 +524,7 @@ impl SharedModel {
             // ends.
             let whole = match exchange {
                 Exchange::Exchange { .. } => inputs.saturating_mul(self.degree),
+                Exchange::Dispatch(..) => inputs.saturating_mul(self.degree),
                 // The first device has at least as many rows as any.
                 Exchange::Rows(taken) => rows(inputs, taken.from.size, taken.from.most(self.degree)),
                 _ => inputs.max(bytes(&operator.outputs)),
@@ -511,6 +544,16 @@ impl SharedModel {
             let dtype = tensor.dtype.map(|own| if own.bytes() < 4 { DType::Float32 } else { own });
             let bytes = dtype.map_or(4, |own| own.bytes());
             let sum = Some(Collective::AllReduce);
+            if *inside == Inside::Rows {
+                // As many rows come to each device as it gives results.
+                let made: u64 = tensors(operator).filter_map(|tensor| tensor.bytes()).sum();
+                let whole = made.saturating_mul(self.degree);
+                let dtype = tensors(operator).next().and_then(|tensor| tensor.dtype);
+                for pass in [Pass::Forward, Pass::Backward] {
+                    add(operator, dtype, pass, Some(Collective::AllToAll), whole);
+                }
+                continue;
+            }
             let bytes = match (*inside, &sizes[..]) {
                 (Inside::Channels, [_, channels, ..]) => channels * bytes,
                 (Inside::Groups(groups), [samples, ..]) => samples * groups * bytes,

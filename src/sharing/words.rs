@@ -61,6 +61,7 @@ fn layout(layout: Layout, rank: usize, class: OperatorClass, is_image: bool) -> 
         Layout::Sum => "sums".to_string(),
         Layout::First(_) => "first device".to_string(),
         Layout::Routed(_) => "experts".to_string(),
+        Layout::Taken(_) => "own samples".to_string(),
         Layout::Bands(bands) => match bands.dim {
             2 => "rows".to_string(),
             3 => "columns".to_string(),

@@ -36,6 +36,10 @@ FAULTS = {
     "positions of the first rank": (".tril(seen - count)", ".tril(0)"),
     "rows of other experts": ("narrow(0, self.rank * each, each) - first", "narrow(0, 0, each)"),
     "rows of experts without their gradients' sum": ("lambda g, bands: self.moved(g, 0, [(0, bands[-1][1])] * self.size, bands, adds=True)", "lambda g, bands: self.own_of(g, bands)"),
+    "rows in the order of their ranks": ("torch.empty_like(arrived).index_copy_(0, order, arrived)", "arrived"),
+    "gradients in the order of rows": ("self.dealt(g[order], got, sent)", "self.dealt(g, got, sent)"),
+    "rows of the first block alone": ("block * length + place % length", "place % length"),
+    "gradients of one copy of a row": ("g.new_zeros([rows, *g.size()[1:]]).index_add_(0, chosen, arrived)", "g.new_zeros([rows, *g.size()[1:]]).index_copy_(0, chosen, arrived)"),
     "rows that are routed evenly": ("ends = offsets[each - 1 :: each].tolist()", "ends = [int(offsets[-1]) * (r + 1) // self.size for r in range(self.size)]"),
     "a target of another rank": ("squeeze(dim).masked_fill(elsewhere, 0)", "squeeze(dim)"),
     "a gradient of another rank's target": ("(elsewhere.to(shares.dtype) - 1)", "(elsewhere.to(shares.dtype) * 0 - 1)"),
@@ -261,6 +265,46 @@ def experts(shard):
             raise AssertionError("rows that nobody is told of were taken")
 
 
+def tokens(shard):
+    """Rows that go to the ranks of their experts and come back, while each rank has its own of them, in blocks too."""
+    n, rank = shard.size, shard.rank
+    count, copies, width = 2 * n, 3, 4
+    for blocks in (1, 2):
+        rows = 2 * n * blocks
+        whole, generator = drawn(rows, width, seed=60), torch.Generator().manual_seed(61)
+        even = torch.arange(rows * copies) % count
+        for named, chosen in (
+            ("evenly", even),
+            ("unevenly", torch.randint(0, count, [rows * copies], generator=generator)),
+            ("to the last", torch.full_like(even, count - 1)),
+        ):
+            order = torch.argsort(chosen, stable=True)
+            # Positions from the end are those from the start.
+            positions, back = order // copies, torch.argsort(order)
+            positions = torch.where(positions % 2 == 0, positions, positions - rows)
+            back = torch.cat([back, back[:n * blocks]]) - (0 if named == "evenly" else rows * copies)
+            offsets = chosen.bincount(minlength=count).cumsum(0, dtype=torch.int32)
+            ends = [0, *offsets.tolist()]
+            first, last = ends[2 * rank], ends[2 * rank + 2]
+            named = f"{named} in {blocks} blocks"
+
+            x = shard.own(whole, 0, blocks).requires_grad_()
+            y = shard.dispatch(shard.take(x, positions, rows, blocks), positions, offsets, count, rows, blocks)
+            same(f"rows dispatched {named}", y, whole[positions][first:last])
+            terms = drawn(rows * copies, width, seed=62)
+            expected = torch.zeros_like(whole).index_add(0, positions % rows, terms)
+            same(f"gradient of rows dispatched {named}", gradient_of(y, x, terms[first:last]), shard.own(expected, 0, blocks), TIGHT)
+
+            # Some rows are fetched twice.
+            back = back[: len(back) - len(back) % (n * blocks)]
+            x = terms[first:last].clone().requires_grad_()
+            y = shard.combine(x, back, offsets, count, blocks)
+            same(f"rows combined {named}", y, shard.own(terms[back], 0, blocks))
+            cotangent = drawn(len(back), width, seed=63)
+            expected = torch.zeros_like(terms).index_add(0, back % len(terms), cotangent)
+            same(f"gradient of rows combined {named}", gradient_of(y, x, shard.own(cotangent, 0, blocks)), expected[first:last], TIGHT)
+
+
 def cross_entropy(shard):
     n = shard.size
     classes = n * 5
@@ -345,7 +389,7 @@ def alone(shard):
     same("joined", shard.joined(x.detach(), 0), x.detach())
 
 
-CASES = (moves, kinds, dropout, embedding, attention, experts, cross_entropy, sizes, layers)
+CASES = (moves, kinds, dropout, embedding, attention, experts, tokens, cross_entropy, sizes, layers)
 
 
 def together(count, source, place):
@@ -371,7 +415,7 @@ def together(count, source, place):
 
 def by_itself():
     one = processes.module_of(SOURCE, "shards").Shard()
-    for case in (alone, dropout, embedding, experts, layers):
+    for case in (alone, dropout, embedding, experts, tokens, layers):
         case(one)
 
 

@@ -34,6 +34,8 @@ pub struct Terms<'p> {
     pub shards: usize,
     /// Cuts of parameters, by names with a star for layer numbers.
     pub cuts: Vec<(&'p str, Cut)>,
+    /// Each device has a part of the samples and of the experts.
+    pub by_expert: bool,
     /// Each operator is split in its own way.
     pub splits_operators: bool,
     /// Whether values between shared layers are in parts of the sequences, if the plan states it.
@@ -133,6 +135,12 @@ impl Terms<'_> {
     fn one_way(&self) -> Result<(), String> {
         if self.splits_operators {
             return Err(format!("each operator is split over {} devices in its own way", self.shards));
+        }
+        if self.by_expert {
+            return Err(format!(
+                "{} devices each have a part of the experts, and of the samples",
+                self.shards
+            ));
         }
         Ok(())
     }
@@ -303,6 +311,7 @@ mod tests {
             replicas: &[8],
             shards: 1,
             splits_operators: false,
+            by_expert: false,
             cuts: Vec::new(),
             sharding,
             sharding_group,

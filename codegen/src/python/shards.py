@@ -179,6 +179,66 @@ class Shard:
             offsets = offsets.narrow(0, self.rank * each, each) - first
         return torch._grouped_mm(x, matrices, offsets)
 
+    def take(self, x, positions, rows, blocks):
+        """Takes those of the rows at `positions` that this rank has: its slice of `rows` rows."""
+        if self.size == 1:
+            return x[positions]
+        owners, places = self.owners(positions, rows, blocks)
+        return x[places[owners == self.rank]]
+
+    def dispatch(self, x, positions, offsets, experts, rows, blocks):
+        """Sends the rows of `take` to the ranks of their experts."""
+        if self.size == 1:
+            return self.same(x)
+        owners, bands = self.owners(positions, rows, blocks)[0], self.routed(offsets, experts)
+        sent = [int((owners[first:last] == self.rank).sum()) for first, last in bands]
+        return self.carried(x, None, sent, owners[slice(*bands[self.rank])])
+
+    def combine(self, x, positions, offsets, experts, blocks):
+        """Fetches the rows at this rank's slice of `positions` from the ranks of their experts."""
+        if self.size == 1:
+            return x[positions]
+        bands = self.routed(offsets, experts)
+        ends = torch.tensor([last for _, last in bands], device=positions.device)
+        wanted = torch.stack(self.parts(self.from_start(positions, bands[-1][1]), 0, blocks))
+        holders = torch.bucketize(wanted, ends, right=True)
+        is_own = holders == self.rank
+        return self.carried(x, wanted[is_own] - bands[self.rank][0], is_own.sum(1).tolist(), holders[self.rank])
+
+    def owners(self, positions, rows, blocks):
+        """Returns the rank that has each of the rows at `positions`, and the row's place on it."""
+        length, positions = rows // blocks // self.size, self.from_start(positions, rows)
+        block, place = positions // (length * self.size), positions % (length * self.size)
+        return place // length, block * length + place % length
+
+    def from_start(self, positions, rows):
+        """Returns positions of which some may count from the end as those that count from the start."""
+        torch._assert_async(((positions >= -rows) & (positions < rows)).all(), "a position is not that of a row")
+        return torch.where(positions < 0, positions + rows, positions)
+
+    def carried(self, x, chosen, sent, senders):
+        """Sends rows, all or the chosen ones, so many to each rank, and puts those that arrive where their sender stands."""
+        got, rows, order = senders.bincount(minlength=self.size).tolist(), x.size(0), senders.argsort(stable=True)
+
+        def forward(x):
+            arrived = self.dealt(x if chosen is None else x[chosen], sent, got)
+            return torch.empty_like(arrived).index_copy_(0, order, arrived)
+
+        def backward(g):
+            arrived = self.dealt(g[order], got, sent)
+            return arrived if chosen is None else g.new_zeros([rows, *g.size()[1:]]).index_add_(0, chosen, arrived)
+
+        return self.exchanged(x, forward, backward)
+
+    def dealt(self, x, sent, got):
+        """Sends so many rows to each rank, in their order, and returns those of each rank."""
+        found = x.new_empty([sum(got), *x.size()[1:]])
+        width = x.size()[1:].numel() * x.element_size()
+        bytes_of = lambda tensor: tensor.contiguous().view(-1).view(torch.uint8)
+        counts = [[rows * width for rows in each] for each in (got, sent)]
+        dist.all_to_all_single(bytes_of(found), bytes_of(x), *counts, group=self.group)
+        return found
+
     def routed(self, offsets, experts):
         """Returns the first row of each rank's experts and the end of the last; `offsets` has the end of each
         expert's rows."""

@@ -12,6 +12,7 @@ rules! {
     exchanged: Shared,
     rows: SharedRows,
     experts: SharedExperts,
+    taken: SharedTaken,
     first: SharedFirst,
     number: SharedNumber,
 }
@@ -96,6 +97,16 @@ pub fn experts(call: &Call<'_>) -> Result {
         "shard_to_experts" => divided(*rows, degree)?,
         _ => rows.map(|rows| rows.saturating_mul(degree)),
     };
+    fresh_fact(input.dtype, sizes)
+}
+
+/// Rows at positions: on each device as many as if all came to the same.
+pub fn taken(call: &Call<'_>) -> Result {
+    let input = call.first()?;
+    let mut sizes = shape(input)?.clone();
+    let positions = shape(call.at(1).tensor().known()?)?.first().copied().flatten();
+    let Some(rows) = sizes.first_mut() else { reject!("a tensor without rows") };
+    *rows = divided(positions, degree(call)?)?;
     fresh_fact(input.dtype, sizes)
 }
 

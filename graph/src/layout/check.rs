@@ -14,7 +14,7 @@ use thiserror::Error;
 use tracer::{Node, NodeId, Operand, Program, ValueId};
 
 use super::{
-    Bands, Layout, Routed, Rows, Slice,
+    Bands, Layout, Routed, Rows, Slice, Taken,
     exchange::Exchange,
     rules::strategies,
     sharded::{Choice, INPUT, Sharded, Writes, constant, counted, done_after, spelled, stand_in, written},
@@ -70,6 +70,8 @@ enum Held {
     Bands(Bands),
     /// Rows that are routed to experts.
     Routed(Routed),
+    /// Rows that are taken from the device's own.
+    Taken(Taken),
     /// Rows on the first device only.
     First(u64),
     /// A weight on the first device, and an empty tensor of its sizes on the others.
@@ -89,6 +91,7 @@ impl From<Layout> for Held {
             Layout::Even(slice) => Held::Even(slice),
             Layout::Bands(bands) => Held::Bands(bands),
             Layout::Routed(routed) => Held::Routed(routed),
+            Layout::Taken(taken) => Held::Taken(taken),
             Layout::First(rows) => Held::First(rows),
             Layout::Sum => Held::Sum,
         }
@@ -103,6 +106,7 @@ impl std::fmt::Display for Held {
             Held::Even(slice) => Layout::Even(slice).fmt(f),
             Held::Bands(bands) => Layout::Bands(bands).fmt(f),
             Held::Routed(routed) => Layout::Routed(routed).fmt(f),
+            Held::Taken(taken) => Layout::Taken(taken).fmt(f),
             Held::First(rows) => Layout::First(rows).fmt(f),
             Held::Lent(_) => f.write_str("on the first device, and empty on the others"),
             Held::Rows(_) => f.write_str("in bands, with a halo"),
@@ -150,6 +154,7 @@ impl Held {
             Exchange::FromExperts(routed) => (Held::Routed(routed), Held::Whole),
             Exchange::FromExpertsSplit(routed) => (Held::Routed(routed), Held::ForParts),
             Exchange::ExpertsTerm(routed) => (Held::Routed(routed), Held::Sum),
+            Exchange::Dispatch(taken, routed) => (Held::Taken(taken), Held::Routed(routed)),
             Exchange::ToFirst(rows) => (Held::Whole, Held::First(rows)),
             Exchange::FromFirst(rows) => (Held::First(rows), Held::Whole),
             Exchange::FromFirstSplit(rows) => (Held::First(rows), Held::ForParts),
@@ -275,11 +280,10 @@ impl Checker<'_> {
         if let Some(exchange) = self.made.exchanges.get(&id) {
             let (expected, numbers, _) = spelled(*exchange);
             // The routing of rows must be whole on all devices, and known.
-            let is_routed = exchange.routed().is_none_or(|routed| {
-                self.held.get(&routed.offsets).is_none_or(|held| *held == Held::Whole)
-                    && self.whole.values[routed.offsets.index()]
-                        .producer
-                        .is_none_or(|node| node.index() < self.next)
+            let is_routed = exchange.routing().all(|value| {
+                let maker = self.whole.values[value.index()].producer;
+                self.held.get(&value).is_none_or(|held| *held == Held::Whole)
+                    && maker.is_none_or(|node| node.index() < self.next)
             });
             let to =
                 held.exchanged(*exchange).filter(|_| expected == name && is_given(&numbers) && is_routed);

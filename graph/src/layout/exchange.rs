@@ -1,6 +1,8 @@
 //! Exchanges: the communication that converts a value from the layout it was made in to the one it is needed in.
 
-use super::{Bands, Layout, Moved, Need, Routed, Rows, Slice};
+use tracer::ValueId;
+
+use super::{Bands, Layout, Moved, Need, Routed, Rows, Slice, Taken};
 
 /// An exchange: an action of the forward pass, and one on the gradient in the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,6 +43,8 @@ pub enum Exchange {
     FromExperts(Routed),
     /// Forward a gather of rows, backward gradients go to the devices that have the rows, and are added.
     FromExpertsSplit(Routed),
+    /// An all-to-all: rows go from the devices that have them to those of their experts; backward their gradients go back.
+    Dispatch(Taken, Routed),
     /// Forward the first device keeps all rows, this many, and the others none; backward it sends its gradient to the
     /// others.
     ToFirst(u64),
@@ -83,9 +87,19 @@ impl Exchange {
             Exchange::ToExperts(routed)
             | Exchange::FromExperts(routed)
             | Exchange::FromExpertsSplit(routed)
+            | Exchange::Dispatch(_, routed)
             | Exchange::ExpertsTerm(routed) => Some(routed),
             _ => None,
         }
+    }
+
+    /// Returns the values that say where rows go: each device must have them whole.
+    pub(crate) fn routing(self) -> impl Iterator<Item = ValueId> {
+        let positions = match self {
+            Exchange::Dispatch(taken, _) => Some(taken.positions),
+            _ => None,
+        };
+        self.routed().map(|routed| routed.offsets).into_iter().chain(positions)
     }
 
     /// Returns the collective of the forward pass.
@@ -102,7 +116,7 @@ impl Exchange {
             Exchange::Gather(_) | Exchange::GatherSplit(_) => Some(Collective::AllGather),
             Exchange::FromBands(bands) | Exchange::FromBandsSplit(bands) => Some(all_rows(bands, degree)),
             Exchange::ReduceScatter(_) => Some(Collective::ReduceScatter),
-            Exchange::Exchange { .. } => Some(Collective::AllToAll),
+            Exchange::Exchange { .. } | Exchange::Dispatch(..) => Some(Collective::AllToAll),
         }
     }
 
@@ -123,7 +137,7 @@ impl Exchange {
             Exchange::GatherSplit(_) => Some(Collective::ReduceScatter),
             Exchange::FromBandsSplit(bands) if is_even(bands, degree) => Some(Collective::ReduceScatter),
             Exchange::FromBandsSplit(_) => Some(Collective::AllReduce),
-            Exchange::Exchange { .. } => Some(Collective::AllToAll),
+            Exchange::Exchange { .. } | Exchange::Dispatch(..) => Some(Collective::AllToAll),
         }
     }
 }
@@ -217,6 +231,9 @@ pub fn exchanges(from: Layout, need: Need, has_gradient: bool) -> Option<Vec<Exc
         (Layout::Routed(from), Layout::Routed(to)) => {
             vec![Exchange::FromExperts(from), Exchange::ToExperts(to)]
         }
+        (Layout::Taken(taken), Layout::Routed(routed)) => vec![Exchange::Dispatch(taken, routed)],
+        // They are taken on the way to experts alone.
+        (Layout::Taken(_), _) | (_, Layout::Taken(_)) => return None,
         (Layout::First(from), Layout::First(to)) if from == to => Vec::new(),
         (Layout::First(_), Layout::First(_)) => return None,
         (Layout::Whole, Layout::First(rows)) => vec![Exchange::ToFirst(rows)],

@@ -16,6 +16,8 @@ pub enum Layout {
     Bands(Bands),
     /// The rows that are routed to the device's experts; their number is known only at run time.
     Routed(Routed),
+    /// The rows, of those that positions choose, that come from the device's own slice of a value.
+    Taken(Taken),
     /// All rows, this many, on the first device, and none on the others.
     First(u64),
     /// A term of a sum.
@@ -30,6 +32,24 @@ pub struct Routed {
     pub offsets: ValueId,
     /// The number of experts.
     pub experts: u64,
+}
+
+/// Rows of a value that positions choose, in the order of the positions: each device has those that come from its own slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Taken {
+    /// The value with the positions.
+    pub positions: ValueId,
+    /// The number of rows that positions choose from.
+    pub rows: u64,
+    /// The number of blocks of these rows of which each device has a slice.
+    pub blocks: u64,
+}
+
+impl Taken {
+    /// Returns the slice of rows that a device has.
+    pub fn slice(self) -> Slice {
+        Slice { dim: 0, blocks: self.blocks }
+    }
 }
 
 /// The dimension and blocks that a cut divides.
@@ -58,6 +78,7 @@ impl std::fmt::Display for Layout {
             Layout::Bands(Bands { dim, .. }) => write!(f, "in bands along {dim}"),
             Layout::First(_) => f.write_str("on the first device only"),
             Layout::Routed(_) => f.write_str("rows that are routed to experts"),
+            Layout::Taken(_) => f.write_str("rows that are taken from its own"),
             Layout::Even(Slice { dim, blocks: 1 }) => write!(f, "cut along {dim}"),
             Layout::Even(Slice { dim, blocks }) => write!(f, "cut along {dim} in {blocks} blocks"),
         }

@@ -6,6 +6,7 @@
 //! | [`Layout::Even`] | an equal slice of one dimension | the same slice |
 //! | [`Layout::Bands`] | some rows of an image, as even as can be | the same rows |
 //! | [`Layout::Routed`] | the rows that are routed to its experts | the same rows |
+//! | [`Layout::Taken`] | those of chosen rows that come from its own slice | the same rows |
 //! | [`Layout::First`] | everything on the first device, no rows on the others | on the first device |
 //! | [`Layout::Sum`] | a term; the value is the sum of all | whole |
 //!
@@ -28,7 +29,7 @@ mod subject;
 pub use bands::{Bands, Moved, Resampling, Rows, Stretch, Take, Window};
 pub use check::{CheckError, Proof, check};
 pub use exchange::{Collective, Exchange, exchanges};
-pub use layouts::{Layout, Routed, Slice};
+pub use layouts::{Layout, Routed, Slice, Taken};
 pub use sharded::{Choice, Inside, ShardError, Sharded, Writes, sharded};
 pub use strategy::{After, Edit, Need, Special, Strategy, Value};
 pub use subject::{Context, Images, Leaf, Source};

@@ -63,6 +63,8 @@ pub enum Inside {
     Groups(u64),
     /// The largest score of each row, then the sum of all and the target's own.
     Scores,
+    /// Its rows, from the devices that have them.
+    Rows,
 }
 
 /// Why a program cannot be shared with the chosen strategies.
@@ -250,7 +252,8 @@ impl Writer<'_> {
         for value in &outputs {
             let is_cut = context.sizes(*value).is_some();
             self.layouts[value.index()] = if is_cut { strategy.gives } else { Layout::Whole };
-            if matches!(self.layouts[value.index()], Layout::Routed(_) | Layout::First(_)) {
+            if matches!(self.layouts[value.index()], Layout::Routed(_) | Layout::Taken(_) | Layout::First(_))
+            {
                 self.uneven.insert(*value);
             }
             self.out.values[value.index()].type_ =
@@ -270,6 +273,7 @@ impl Writer<'_> {
                 Some(groups.map_or(Inside::Channels, Inside::Groups))
             }
             Some(Special::CrossEntropy) => Some(Inside::Scores),
+            Some(Special::Combine(..)) => Some(Inside::Rows),
             _ => None,
         };
         if let Some(inside) = inside {
@@ -299,7 +303,7 @@ impl Writer<'_> {
                 Source::Tensor(id) => program.tensors[id.index()].path.clone(),
             };
             let is_whole = |step: &Exchange| {
-                step.routed().is_none_or(|routed| self.layout(Source::Value(routed.offsets)) == Layout::Whole)
+                step.routing().all(|value| self.layout(Source::Value(value)) == Layout::Whole)
             };
             let steps = exchanges(from, *need, leaf.has_gradient);
             let Some(steps) = steps.filter(|steps| steps.iter().all(is_whole)) else {
@@ -438,7 +442,14 @@ impl Writer<'_> {
                     let id = NodeId(self.out.nodes.len() as u32);
                     let made = self.node(name, arguments, type_, before.call, before.span, about);
                     self.exchanges.insert(id, step);
-                    if matches!(step, Exchange::ToExperts(_) | Exchange::ToFirst(_) | Exchange::Collect(_)) {
+                    let is_uneven = matches!(
+                        step,
+                        Exchange::ToExperts(_)
+                            | Exchange::Dispatch(..)
+                            | Exchange::ToFirst(_)
+                            | Exchange::Collect(_)
+                    );
+                    if is_uneven {
                         self.uneven.insert(made);
                     }
                     self.made.insert(key, made);
@@ -626,6 +637,11 @@ pub(super) fn spelled(exchange: Exchange) -> (&'static str, Vec<Operand>, &'stat
         Exchange::FromExperts(routed) => ("shard_from_experts", of_experts(routed), "whole"),
         Exchange::FromExpertsSplit(routed) => ("shard_from_experts_split", of_experts(routed), "whole"),
         Exchange::ExpertsTerm(routed) => ("shard_experts_term", of_experts(routed), "term"),
+        Exchange::Dispatch(taken, routed) => {
+            let positions = [Operand::Value(taken.positions)].into_iter();
+            let numbers = [taken.rows, taken.blocks].map(|number| constant(number as i64));
+            ("shard_dispatch", positions.chain(of_experts(routed)).chain(numbers).collect(), "routed")
+        }
         Exchange::Rows(rows) => match rows.take {
             Take::Window { window, fill } => {
                 let fill = Operand::Constant(Constant::Float(f64::from_bits(fill)));
@@ -740,6 +756,21 @@ pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special)
             let given = [(INPUT, take("self").1), take("mat2"), offsets];
             ("shard::shard_grouped_mm", given.into_iter().collect())
         }
+        Special::Take(taken) => {
+            let numbers =
+                [("rows", taken.rows), ("blocks", taken.blocks), ("degree", subject.context.degree)];
+            let numbers = numbers.map(|(name, size)| (name, number(size as i64)));
+            let given = [(INPUT, take("self").1), ("indices", position(take("indices").1))];
+            ("shard::shard_take", given.into_iter().chain(numbers).collect())
+        }
+        Special::Combine(routed, slice) => {
+            let numbers =
+                [("experts", routed.experts), ("blocks", slice.blocks), ("degree", subject.context.degree)];
+            let numbers = numbers.map(|(name, size)| (name, number(size as i64)));
+            let rows = [(INPUT, take("self").1), ("indices", position(take("indices").1))];
+            let offsets = ("offsets", Operand::Value(routed.offsets));
+            ("shard::shard_combine", rows.into_iter().chain([offsets]).chain(numbers).collect())
+        }
         Special::Rows => {
             let padding = number(subject.call.int("padding_idx").unwrap_or(-1));
             ("shard::shard_embedding", vec![take("weight"), take("indices"), ("padding_idx", padding)])
@@ -749,6 +780,14 @@ pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special)
     let named =
         operands.into_iter().map(|(name, operand)| Argument { name: Some(name.to_string()), operand });
     node.arguments = named.collect();
+}
+
+/// Returns the only tensor of positions of an `index`.
+fn position(indices: Operand) -> Operand {
+    match indices {
+        Operand::List(mut items) if items.len() == 1 => items.remove(0),
+        other => other,
+    }
 }
 
 fn local(type_: &Type, gives: Layout, degree: u64) -> Type {
@@ -763,7 +802,7 @@ fn local_type(type_: &TensorType, gives: Layout, degree: u64) -> TensorType {
     let (dim, parts) = match gives {
         Layout::Even(slice) => (slice.dim, degree),
         Layout::Bands(bands) => (bands.dim, degree),
-        Layout::Routed(_) => (0, degree),
+        Layout::Routed(_) | Layout::Taken(_) => (0, degree),
         // Sizes are those on the first device.
         Layout::Whole | Layout::Sum | Layout::First(_) => return type_,
     };

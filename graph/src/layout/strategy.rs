@@ -135,6 +135,10 @@ pub enum Special {
     CrossEntropy,
     /// Products of rows with the matrices of the device's own experts.
     Experts,
+    /// Of the rows at positions those that come from the device's own slice.
+    Take(super::Taken),
+    /// The rows at positions of its own slice of them, from the devices of their experts.
+    Combine(super::Routed, super::Slice),
 }
 
 impl Need {

@@ -27,6 +27,8 @@ pub struct Context<'g> {
     pub on_first: bool,
     /// Rows that are routed to experts.
     routed: Vec<RoutedRows>,
+    /// Values that say where rows go, which all devices have whole.
+    routing: BTreeSet<ValueId>,
     values: Vec<Fact>,
     tensors: Vec<Fact>,
 }
@@ -95,6 +97,7 @@ impl<'g> Context<'g> {
             also: Vec::new(),
             on_first: false,
             routed: Vec::new(),
+            routing: BTreeSet::new(),
             values,
             tensors,
         };
@@ -120,16 +123,11 @@ impl<'g> Context<'g> {
             return;
         }
         let writes = super::Writes::new(self);
-        // Offsets that are written to later would differ from those that were made.
-        let is_written = |offsets: ValueId| {
-            let storages = self.storages(Source::Value(offsets));
-            storages.into_iter().any(|storage| writes.last(storage) > graph.value(offsets).producer)
-        };
         let routed: Vec<(&Operator, Routed, u64)> = grouped
             .into_iter()
             .filter_map(|operator| {
                 let (layout, rows) = super::rules::routed_by(&self.subject(operator))?;
-                (!is_written(layout.offsets)).then_some((operator, layout, rows))
+                self.is_kept(layout.offsets, &writes).then_some((operator, layout, rows))
             })
             .collect();
         for (operator, layout, rows) in routed {
@@ -158,6 +156,45 @@ impl<'g> Context<'g> {
                 self.routed[at].values.extend(found);
             }
         }
+        let positions = |operator| super::rules::positions_of(&self.subject(operator));
+        let kept = graph.operators.iter().filter_map(positions).filter(|value| self.is_kept(*value, &writes));
+        let offsets = self.routed.iter().map(|routed| routed.layout.offsets);
+        self.routing = kept.chain(offsets).collect();
+    }
+
+    /// Tells whether a value stays as it was made: what is written to later differs from what rows were routed by.
+    fn is_kept(&self, value: ValueId, writes: &super::Writes) -> bool {
+        let storages = self.storages(Source::Value(value));
+        storages.into_iter().all(|storage| writes.last(storage) <= self.graph.value(value).producer)
+    }
+
+    /// Returns the numbers of experts, and of the rows that are routed to them, of each grouped product.
+    pub fn grouped(&self) -> Vec<(u64, u64)> {
+        let sizes = |operator: &Operator| super::rules::grouped_sizes(&self.subject(operator));
+        self.graph.operators.iter().filter_map(sizes).collect()
+    }
+
+    /// Returns the stored tensors with the matrices of experts, which devices can share out whole.
+    pub fn expert_weights(&self) -> BTreeSet<TensorId> {
+        let mut found = BTreeSet::new();
+        for operator in &self.graph.operators {
+            let Some(mut source) = super::rules::matrices_of(&self.subject(operator)) else { continue };
+            // Views and casts of one tensor.
+            while let Source::Value(id) = source {
+                let Some(maker) = self.graph.value(id).producer else { break };
+                let [leaf] = &self.leaves(maker)[..] else { break };
+                source = leaf.source;
+            }
+            if let Source::Tensor(id) = source {
+                found.insert(id);
+            }
+        }
+        found
+    }
+
+    /// Tells whether a value says where rows go.
+    pub(super) fn is_routing(&self, value: ValueId) -> bool {
+        self.routing.contains(&value)
     }
 
     /// Prepares a graph for cuts along samples or positions: if both are flattened into one dimension, each sample is a
@@ -175,7 +212,8 @@ impl<'g> Context<'g> {
 
     /// Prepares a graph for images in bands along a dimension: 0 for rows, 1 for columns.
     pub fn in_bands(graph: &'g ModelGraph, degree: u64, along: usize) -> Self {
-        let mut context = Self { blocks: vec![1], routed: Vec::new(), ..Self::new(graph, degree) };
+        let plain = Self::new(graph, degree);
+        let mut context = Self { blocks: vec![1], routed: Vec::new(), routing: BTreeSet::new(), ..plain };
         let mut images = Images { along, ..Images::default() };
         let dim = 2 + along;
         for operator in &graph.operators {
@@ -320,6 +358,21 @@ impl Subject<'_> {
         let routed =
             self.context.routed.iter().filter(move |routed| is_behind(routed) && self.touches(routed));
         routed.map(|routed| (routed.layout, routed.rows))
+    }
+
+    /// Returns the experts, if it makes rows for them, and their number.
+    pub fn makes_routed(&self) -> Option<(Routed, u64)> {
+        let made =
+            |routed: &&RoutedRows| self.operator.outputs.iter().any(|value| routed.values.contains(value));
+        self.context.routed.iter().find(made).map(|routed| (routed.layout, routed.rows))
+    }
+
+    /// Returns the experts, if its first operand are rows of them, and their number.
+    pub fn takes_routed(&self) -> Option<(Routed, u64)> {
+        let first = self.operator.inputs.first()?;
+        let is_behind = |routed: &&RoutedRows| routed.behind.is_none_or(|maker| maker < self.operator.id);
+        let taken = |routed: &&RoutedRows| is_behind(routed) && routed.values.contains(first);
+        self.context.routed.iter().find(taken).map(|routed| (routed.layout, routed.rows))
     }
 
     fn touches(&self, routed: &RoutedRows) -> bool {

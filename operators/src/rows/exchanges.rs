@@ -26,6 +26,9 @@ pub(super) const ROWS: &[Operator] = rows! {
     shard_from_experts      Copy         SharedExperts -           -      -          -       -      -       -         -           -      -        [];
     shard_from_experts_split Copy        SharedExperts -           -      -          -       -      -       -         -           -      -        [];
     shard_experts_term      Copy         SharedExperts -           -      -          -       -      -       -         -           -      -        [];
+    shard_take              Copy         SharedTaken   -           -      -          -       -      -       -         -           -      -        [];
+    shard_dispatch          Copy         Clone         -           -      -          -       -      -       -         -           -      -        [];
+    shard_combine           Copy         SharedTaken   -           -      -          -       -      -       -         -           -      -        [];
     shard_to_first          Copy     SharedFirst    -           -      -          -       -      -       -         -           -      -        [];
     shard_from_first        Copy     SharedFirst    -           -      -          -       -      -       -         -           -      -        [];
     shard_from_first_split  Copy     SharedFirst    -           -      -          -       -      -       -         -           -      -        [];

@@ -69,6 +69,7 @@ impl Question<'_> {
                     tensor_parallel,
                     spatial: crate::commands::plan::Degree::Of(1),
                     context_parallel: crate::commands::plan::Degree::Of(1),
+                    expert_parallel: crate::commands::plan::Degree::Of(1),
                     on_first: Vec::new(),
                     ..self.request.clone()
                 };

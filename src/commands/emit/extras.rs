@@ -10,13 +10,13 @@ use tracer::Program;
 use crate::{commands::plan::CARRIED_OUT_SHARED, cost_models::rounding_of, kinds};
 
 /// Returns all files outside `stages/`, and notes about files that could not be written. Launchers start `shards` ranks
-/// per replica of a stage.
+/// per replica of a stage, which may each have a part of the samples and of the experts.
 pub fn extras(
     program: &Program,
     assignment: &Assignment,
     pipeline: &Pipeline,
     plan: Option<&Plan>,
-    (launchers, shards): (&[Launcher], usize),
+    (launchers, shards, by_expert): (&[Launcher], usize, bool),
     has_python: bool,
 ) -> (Vec<File>, Vec<String>) {
     let mut notes = Vec::new();
@@ -70,6 +70,7 @@ pub fn extras(
                 .iter()
                 .flat_map(|plan| plan.cuts.iter().map(|(name, cut)| (name.as_str(), *cut)))
                 .collect(),
+            by_expert,
             splits_operators: plan.is_some_and(|plan| !plan.operators.is_empty()),
             sequence_parallel: plan.and_then(|plan| plan.sequence_parallel),
             sharding: plan.and_then(|plan| plan.execution?.sharding).unwrap_or_default(),

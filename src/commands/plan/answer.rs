@@ -263,6 +263,10 @@ pub fn shared(answer: &PlanAnswer) -> String {
                 shared.degree
             )
         }
+        None if shared.by_expert => format!(
+            "samples or positions in {degree} parts, one per device, each with one of {degree} parts of the experts and all other weights",
+            degree = shared.degree
+        ),
         None => format!("each layer on {} devices", shared.degree),
     };
     let mut text = format!(

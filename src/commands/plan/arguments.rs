@@ -108,6 +108,10 @@ pub struct PlanArguments {
     /// tokens, or auto for the fastest number [default: none]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub context_parallel: Option<Degree>,
+    /// Devices that each hold a part of the samples or positions, a part of the experts of each mixture, and all other
+    /// weights: 8 for the experts of a node, or auto for the fastest number [default: none]
+    #[arg(long, value_name = "N", value_parser = Degree::from_text)]
+    pub expert_parallel: Option<Degree>,
     /// With --context-parallel: calls that only the first of these devices runs, with weights that no other holds:
     /// classifier for AlexNet's dense layers, or auto for dense layers if that is faster [default: none]
     #[arg(long, value_name = "CALLS", value_delimiter = ',')]
@@ -395,6 +399,7 @@ impl PlanArguments {
             ("--tensor-parallel", self.tensor_parallel),
             ("--spatial", self.spatial),
             ("--context-parallel", self.context_parallel),
+            ("--expert-parallel", self.expert_parallel),
         ];
         let is_shared = |degree: &Option<Degree>| degree.is_some_and(|degree| degree != Degree::Of(1));
         match shared.iter().find(|(_, degree)| is_shared(degree)) {
@@ -438,6 +443,7 @@ impl PlanArguments {
             sequence_parallel: self.sequence_parallel.and_then(SequenceParallelArgument::asked),
             spatial: self.spatial.unwrap_or_default(),
             context_parallel: self.context_parallel.unwrap_or(Degree::Of(1)),
+            expert_parallel: self.expert_parallel.unwrap_or(Degree::Of(1)),
             on_first: self.on_first.clone(),
             recompute: !self.no_recompute,
             offload: self.offload,

@@ -42,6 +42,7 @@ impl BoundOf {
             Way::Layers(_) => self.add(format!("each layer on {degree} devices")),
             Way::Bands => self.add(format!("images in {degree} bands")),
             Way::Positions(_) => self.add(format!("sequences in {degree} parts")),
+            Way::Experts => self.add(format!("experts in {degree} parts")),
             Way::Operators(_) | Way::Cuts(..) | Way::Given(..) => self.is_of_splits = true,
         }
     }

@@ -58,6 +58,7 @@ fn shared(whole: &Workspace, request: &PlanRequest, degree: u32, way: Way<'_>) -
         sequence_parallel: None,
         spatial: Degree::Of(1),
         context_parallel: Degree::Of(1),
+        expert_parallel: Degree::Of(1),
         on_first: Vec::new(),
         from: None,
         ..request.clone()

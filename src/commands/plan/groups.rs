@@ -60,6 +60,7 @@ impl Groups {
             operators: made.collect(),
             bands: shared.bands.map(|dim| dim as u32),
             whole_weights: shared.bands.is_none() && shared.cuts.is_empty() && operators.is_none(),
+            by_expert: shared.by_expert,
             on_first: cuts.iter().filter(|(_, cut)| cut.on_first).map(|(name, _)| name.clone()).collect(),
             split_flops: shared.split_share,
             exchanges: exchanged.values().filter(|(forward, backward)| forward + backward > 0.0).count()

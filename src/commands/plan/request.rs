@@ -59,7 +59,9 @@ pub struct PlanRequest {
     pub spatial: Degree,
     /// Devices that each hold a part of every sequence.
     pub context_parallel: Degree,
-    /// Calls that only the first of them runs; `auto` for dense layers if that is faster.
+    /// Devices that each hold a part of the samples or positions, and of the experts.
+    pub expert_parallel: Degree,
+    /// Calls that only the first of those with a part of every sequence runs; `auto` for dense layers if that is faster.
     pub on_first: Vec<String>,
     /// Activations may be recomputed.
     pub recompute: bool,
@@ -131,6 +133,7 @@ impl PlanRequest {
             ("--tensor-parallel", is_shared(self.tensor_parallel)),
             ("--spatial", is_shared(self.spatial)),
             ("--context-parallel", is_shared(self.context_parallel)),
+            ("--expert-parallel", is_shared(self.expert_parallel)),
         ];
         let given: Vec<&str> =
             arguments.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();

@@ -50,6 +50,7 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     let ways = [
         (request.spatial, Way::Bands),
         (request.context_parallel, Way::Positions(&request.on_first)),
+        (request.expert_parallel, Way::Experts),
         (request.tensor_parallel, layers),
     ];
     let is_asked = |degree: Degree| !matches!(degree, Degree::IfNeeded | Degree::Of(1));

@@ -122,6 +122,9 @@ fn headline(found: &Found) -> String {
             format!(", each operator over {} devices in its own way", shared.degree)
         }
         None if shared.whole_weights => format!(", samples or positions in {} parts", shared.degree),
+        None if shared.by_expert => {
+            format!(", samples or positions, and experts, in {} parts", shared.degree)
+        }
         None => format!(", each layer on {} devices", shared.degree),
     });
     let shared = shared.unwrap_or_default();

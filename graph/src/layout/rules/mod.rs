@@ -15,7 +15,7 @@ use operators::Split;
 use tracer::ValueId;
 
 use super::{
-    Bands, Layout, Leaf, Routed, Rows, Slice, Source,
+    Bands, Layout, Leaf, Routed, Rows, Slice, Source, Taken,
     strategy::{After, Edit, Need, Special, Strategy},
     subject::Subject,
 };
@@ -70,7 +70,8 @@ impl Axis {
 pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
     let whole = Strategy { needs: vec![Need::Whole; subject.leaves.len()], ..Strategy::default() };
     let mut all = vec![whole];
-    if subject.row.is_none() || (subject.leaves.is_empty()) {
+    let is_routing = subject.operator.outputs.iter().any(|value| subject.context.is_routing(*value));
+    if subject.row.is_none() || subject.leaves.is_empty() || is_routing {
         return all;
     }
     by_axis(subject, &mut all);
@@ -87,7 +88,66 @@ pub(crate) fn strategies(subject: &Subject<'_>) -> Vec<Strategy> {
             }
         }
     }
+    all.extend(to_experts(subject));
+    all.extend(from_experts(subject));
     all
+}
+
+/// Returns the value with the positions by which an operator takes rows for experts.
+pub(crate) fn positions_of(subject: &Subject<'_>) -> Option<ValueId> {
+    let (_, rows) = subject.makes_routed()?;
+    let (_, positions) = rows_at(subject)?;
+    (subject.result()?.first() == Some(&rows)).then_some(positions)
+}
+
+/// Returns the rows, and the positions, by which an `index` takes rows.
+fn rows_at(subject: &Subject<'_>) -> Option<(u64, ValueId)> {
+    subject.row.filter(|row| row.split == Split::Index)?;
+    views::rows_at(subject)
+}
+
+/// Returns the ways to cut rows, in any of the numbers of blocks.
+fn slices(subject: &Subject<'_>, sizes: &[u64]) -> Vec<Slice> {
+    let context = subject.context;
+    let all = context.blocks.iter().map(|blocks| Slice { dim: 0, blocks: *blocks });
+    all.filter(|slice| subject.images.is_none() && slice.fits(sizes, context.degree)).collect()
+}
+
+/// An `index` of rows for experts: each device takes those that are its own, and sends them on.
+fn to_experts(subject: &Subject<'_>) -> Vec<Strategy> {
+    let Some(positions) = positions_of(subject).filter(|value| subject.context.is_routing(*value)) else {
+        return Vec::new();
+    };
+    let sizes = &subject.leaves[0].sizes;
+    let made = |slice: Slice| {
+        let taken = Taken { positions, rows: sizes[0], blocks: slice.blocks };
+        Strategy {
+            needs: vec![Need::In(Layout::Even(slice)), Need::Whole],
+            gives: Layout::Taken(taken),
+            special: Some(Special::Take(taken)),
+            is_split: true,
+            ..Strategy::default()
+        }
+    };
+    slices(subject, sizes).into_iter().map(made).collect()
+}
+
+/// An `index` of rows of experts: each device gets those at its own positions.
+fn from_experts(subject: &Subject<'_>) -> Vec<Strategy> {
+    let made = || {
+        let (routed, rows) = subject.takes_routed()?;
+        let (own, _) = rows_at(subject)?;
+        let made = |slice: Slice| Strategy {
+            needs: vec![Need::In(Layout::Routed(routed)), Need::Whole],
+            gives: Layout::Even(slice),
+            special: Some(Special::Combine(routed, slice)),
+            is_split: true,
+            ..Strategy::default()
+        };
+        let result = subject.result()?;
+        (own == rows).then(|| slices(subject, result).into_iter().map(made).collect())
+    };
+    made().unwrap_or_default()
 }
 
 /// Adds the strategies along axes.
@@ -153,6 +213,17 @@ pub(crate) fn is_grouped(subject: &Subject<'_>) -> bool {
 /// Returns how a grouped product routes rows to experts, and the number of rows, if both can be divided evenly.
 pub(crate) fn routed_by(subject: &Subject<'_>) -> Option<(Routed, u64)> {
     if is_grouped(subject) { products::routed(subject) } else { None }
+}
+
+/// Returns the numbers of experts and of rows of a grouped product.
+pub(crate) fn grouped_sizes(subject: &Subject<'_>) -> Option<(u64, u64)> {
+    if is_grouped(subject) { products::grouped_sizes(subject) } else { None }
+}
+
+/// Returns the source of a grouped product's matrices.
+pub(crate) fn matrices_of(subject: &Subject<'_>) -> Option<Source> {
+    let is_routed = routed_by(subject).is_some();
+    is_routed.then(|| subject.leaf("mat2").map(|at| subject.leaves[at].source)).flatten()
 }
 
 /// Returns the values that are rows of experts because other values of the operator are.

@@ -122,10 +122,16 @@ fn grouped_leaves(subject: &Subject<'_>) -> Option<[usize; 3]> {
     (ranks == [2, 3, 1] && subject.leaves.len() == 3 && is_plain).then_some(leaves)
 }
 
+/// Returns the numbers of experts and of rows.
+pub fn grouped_sizes(subject: &Subject<'_>) -> Option<(u64, u64)> {
+    let [input, table, _] = grouped_leaves(subject)?;
+    Some((subject.leaves[table].sizes[0], subject.leaves[input].sizes[0]))
+}
+
 /// Returns how a grouped product routes rows to experts, and the number of rows.
 pub fn routed(subject: &Subject<'_>) -> Option<(Routed, u64)> {
-    let [input, table, offsets] = grouped_leaves(subject)?;
-    let (rows, experts) = (subject.leaves[input].sizes[0], subject.leaves[table].sizes[0]);
+    let [.., offsets] = grouped_leaves(subject)?;
+    let (experts, rows) = grouped_sizes(subject)?;
     let Source::Value(offsets) = subject.leaves[offsets].source else { return None };
     let degree = subject.context.degree;
     let is_even = rows > 0 && rows.is_multiple_of(degree) && experts.is_multiple_of(degree);

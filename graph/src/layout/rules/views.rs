@@ -1,9 +1,9 @@
 //! Views with other shapes; concatenation and splits; sizes.
 
-use tracer::{Constant, Operand};
+use tracer::{Constant, Operand, ValueId};
 
 use super::{Axis, Side, each_cut, elementwise::broadcast};
-use crate::layout::subject::Subject;
+use crate::layout::subject::{Source, Subject};
 
 /// A run of dimensions on each side of a reshape with the same elements.
 struct Run {
@@ -278,8 +278,8 @@ pub fn cat(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// `index` by one tensor of positions: its dimensions, and the dimensions that are not indexed.
-pub fn index(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+/// Returns the dimension that one tensor of positions indexes, and the number of dimensions of the positions.
+fn indexed(subject: &Subject<'_>) -> Option<(usize, usize)> {
     let input = subject.leaf("self")?;
     let argument = subject.argument("indices")?;
     let Operand::List(items) = &subject.operator.arguments[argument].operand else { return None };
@@ -296,9 +296,20 @@ pub fn index(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let result = subject.result()?;
     // Booleans select rows in an unknown number.
     let made = [&sizes[..at], &positions.sizes[..], sizes.get(at + 1..)?].concat();
-    if result != made || subject.is_mask(positions.source) {
-        return None;
-    }
+    (result == made && !subject.is_mask(positions.source)).then_some((at, own))
+}
+
+/// Returns the number of rows, and the positions, by which an `index` takes rows.
+pub fn rows_at(subject: &Subject<'_>) -> Option<(u64, ValueId)> {
+    let [rows, positions] = subject.leaves.as_slice() else { return None };
+    let Source::Value(id) = positions.source else { return None };
+    (indexed(subject)? == (0, 1)).then_some((*rows.sizes.first()?, id))
+}
+
+/// `index` by one tensor of positions: its dimensions, and the dimensions that are not indexed.
+pub fn index(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let (at, own) = indexed(subject)?;
+    let result = subject.result()?;
     let mut all = each_cut(subject, result, |dim, blocks| {
         let cut = Side::Cut(dim, blocks);
         Some(match dim {
