@@ -16,6 +16,7 @@ mod agreement;
 
 use crate::failure::Failure;
 
+pub use experts::has_experts;
 pub use model::{OperatorSearch, SharedModel, Subject, Way, grouped, proved, proved_text};
 pub use operators::recorded;
 

@@ -457,6 +457,11 @@ fn experts_and_samples_lie_on_different_devices() {
     assert!(is_split, "{said}");
     let (is_same, said) = check_forked(&out, 4, &[]);
     assert!(is_same && said.contains("on 4 ranks") && said.contains("the same"), "{said}");
+    // Unasked it is looked at where no single device holds all.
+    let small = path("small.yaml");
+    fs::write(&small, text.replace("60000000000", "500000")).unwrap();
+    let (is_planned, said) = command(&["plan", model, "--cluster", &small, "--stages", "1"]);
+    assert!(is_planned && said.contains("2 by experts"), "{said}");
     let dense = root().join("fixtures/traces/gpt2_tiny.pt");
     for (model, count, expected) in [
         (model, "3", "3 devices cannot share 4 experts and the 48 rows that are routed to them evenly"),

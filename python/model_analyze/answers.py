@@ -1360,6 +1360,9 @@ class _SharedTried(TypedDict):
 class SharedTried(_SharedTried, total=False):
     """A tried number of devices per layer."""
 
+    # Each has a part of the samples or positions and of the experts.
+    by_expert: bool
+
     # Seconds of a micro-batch, over all devices.
     seconds_each: Union[float, None]
 

@@ -319,6 +319,9 @@ pub struct Proved {
 pub struct SharedTried {
     /// Devices that share each layer.
     pub degree: u32,
+    /// Each has a part of the samples or positions and of the experts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_expert: bool,
     /// Seconds of a micro-batch, over all devices.
     pub seconds_each: Option<f64>,
     /// Lower bound of these seconds, where it showed that no plan could be the fastest: then none was looked for.

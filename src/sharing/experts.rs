@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ::operators::Split;
 use graph::{
-    OperatorId, TensorId,
+    ModelGraph, OperatorId, TensorId,
     layout::{Context, Layout, Slice},
 };
 
@@ -12,6 +12,12 @@ use crate::failure::Failure;
 
 /// A share of the experts.
 const EXPERTS: Slice = Slice { dim: 0, blocks: 1 };
+
+/// Tells whether a model has products of rows with the matrices of their experts.
+pub fn has_experts(graph: &ModelGraph) -> bool {
+    let row = |operator: &graph::Operator| ::operators::find(::operators::plain(operator.short_name()).0);
+    graph.operators.iter().filter_map(row).any(|row| row.split == Split::GroupedProduct)
+}
 
 /// Returns the layouts of stored tensors: experts are shared out, all else is whole.
 pub(super) fn given(context: &Context<'_>) -> BTreeMap<TensorId, Layout> {

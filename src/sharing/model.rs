@@ -34,7 +34,7 @@ pub struct SharedModel {
     pub bands: Option<usize>,
     /// The cuts of stored tensors.
     pub cuts: BTreeMap<TensorId, Slice>,
-    /// Whether the matrices of experts, and nothing else, are cut.
+    /// Whether the matrices of experts, and nothing else, are cut, and devices have their own samples or positions.
     pub by_expert: bool,
     /// Stored tensors that only the first device has.
     pub on_first: BTreeSet<TensorId>,
@@ -272,7 +272,8 @@ impl<'a> Subject<'a> {
             bands: context.images.as_ref().map(|images| 2 + images.along),
             exchanges: made.exchanges,
             inside: made.inside,
-            by_expert: experts::are_cut(context, &made.cuts),
+            by_expert: experts::are_cut(context, &made.cuts)
+                && experts::share_samples(context, &made.is_split),
             cuts: made.cuts,
             on_first: made.on_first.into_keys().collect(),
             uneven: made.uneven,

@@ -282,10 +282,13 @@ pub fn shared(answer: &PlanAnswer) -> String {
     let tried: Vec<String> = shared
         .tried
         .iter()
-        .map(|one| match (one.seconds_each, one.at_least) {
-            (Some(seconds), _) => format!("{} {}", one.degree, Seconds(seconds)),
-            (None, Some(least)) => format!("{} at least {}", one.degree, Seconds(least)),
-            (None, None) => format!("{} no plan", one.degree),
+        .map(|one| {
+            let found = match (one.seconds_each, one.at_least) {
+                (Some(seconds), _) => Seconds(seconds).to_string(),
+                (None, Some(least)) => format!("at least {}", Seconds(least)),
+                (None, None) => "no plan".to_string(),
+            };
+            format!("{}{} {found}", one.degree, if one.by_expert { " by experts" } else { "" })
         })
         .collect();
     if !tried.is_empty() {

@@ -149,16 +149,17 @@ fn is_better(own: (u32, f64), other: (u32, f64), least: f64) -> bool {
     }
 }
 
-/// Plans a model with each possible number of devices per layer, and keeps the best plan; `first` is the plan without
-/// sharing.
+/// Plans a model with each possible number of devices per layer, in each of some ways, and keeps the best plan; `first` is the
+/// plan without sharing.
 pub(super) fn planned_best(
     whole: &Workspace,
     request: &PlanRequest,
     first: Result<(Asked, Planned), Unplanned>,
-    way: Way<'_>,
+    ways: &[Way<'_>],
 ) -> Result<(Asked, Planned), Unplanned> {
     let degrees = (2..=MOST).filter(|degree| degree.is_power_of_two());
-    let fits = degrees.filter(|degree| sharing::grouped(&request.cluster, *degree, way.option()).is_ok());
+    let all = degrees.flat_map(|degree| ways.iter().map(move |way| (degree, *way)));
+    let fits = all.filter(|(degree, way)| sharing::grouped(&request.cluster, *degree, way.option()).is_ok());
     let each = |found: &Result<(Asked, Planned), Unplanned>| {
         found.as_ref().ok().map(|(_, plan)| plan.best.seconds_each())
     };
@@ -168,18 +169,19 @@ pub(super) fn planned_best(
     let bound_of = |found: &Result<(Asked, Planned), Unplanned>| {
         found.as_ref().map_or(f64::INFINITY, |(_, plan)| plan.best.lower_bound_each())
     };
-    let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first), at_least: None }];
+    let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first), ..SharedTried::default() }];
     let mut least = each(&first).unwrap_or(f64::INFINITY);
     let mut bound = bound_of(&first);
     let mut best = first;
-    for degree in fits {
+    for (degree, way) in fits {
+        let by_expert = way == Way::Experts;
         let shared = shared(whole, request, degree, way);
         let is_slower = |bound: &f64| *bound > ENOUGH * least;
         let by_work = shared.as_ref().ok().and_then(least_seconds);
         let at_least = by_work.filter(is_slower);
         if let Some(least) = at_least {
             bound = bound.min(least);
-            tried.push(SharedTried { degree, seconds_each: None, at_least });
+            tried.push(SharedTried { degree, by_expert, seconds_each: None, at_least });
             continue;
         }
         let is_limited = least < f64::INFINITY;
@@ -187,7 +189,7 @@ pub(super) fn planned_best(
         // Without a plan near the best, the work bounds those that were not looked for.
         let unseen = by_work.filter(|_| is_limited && found.is_err());
         bound = bound.min(unseen.unwrap_or_else(|| bound_of(&found)));
-        tried.push(SharedTried { degree, seconds_each: each(&found), at_least });
+        tried.push(SharedTried { degree, by_expert, seconds_each: each(&found), at_least });
         least = least.min(each(&found).unwrap_or(f64::INFINITY));
         let is_taken = match (size(&found), size(&best)) {
             (Some(own), Some(other)) => is_better(own, other, least),
@@ -204,7 +206,8 @@ pub(super) fn planned_best(
     }
     plan.best.bound_by(bound);
     if !asked.is_shared() && request.tensor_parallel == Degree::IfNeeded && tried.len() > 1 {
-        let others: Vec<String> = tried[1..].iter().map(|one| one.degree.to_string()).collect();
+        let mut others: Vec<String> = tried[1..].iter().map(|one| one.degree.to_string()).collect();
+        others.dedup();
         failure::note(format!(
             "layers on {} devices each were looked at, too, and are no better",
             others.join(", ")

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     failure::{self, Failure},
-    sharing::Way,
+    sharing::{self, Way},
 };
 
 /// The most devices for which sharing of layers is searched unasked: each number of sharers takes as long as all else.
@@ -78,7 +78,7 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
         };
         return match degree {
             Degree::Of(degree) => group_search::planned_by(whole, request, degree, way),
-            _ => group_search::planned_best(whole, request, unshared(request), way),
+            _ => group_search::planned_best(whole, request, unshared(request), &[way]),
         };
     }
     let mut found = unshared(request);
@@ -86,21 +86,23 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     if request.strategy.is_some() {
         return found;
     }
+    let mut shared = vec![layers];
+    shared.extend(sharing::has_experts(&whole.graph).then_some(Way::Experts));
     // Where one device has room for all, sharing layers seldom pays, and a search for each number would take its time.
     if let (Ok((asked, _)), Degree::IfNeeded) = (&found, request.tensor_parallel)
         && !asked.problem.fits_one_device()
     {
         if request.cluster.devices.len() <= MOST_UNASKED {
-            return group_search::planned_best(whole, request, found, layers);
+            return group_search::planned_best(whole, request, found, &shared);
         }
         failure::note(
             "layers on several devices each were not tried: --tensor-parallel auto does, in several times the time",
         );
     }
-    for (degree, way) in [(request.tensor_parallel, layers), (request.spatial, Way::Bands)] {
+    for (degree, ways) in [(request.tensor_parallel, &shared[..]), (request.spatial, &[Way::Bands][..])] {
         found = match found {
             Err(reason) if degree == Degree::IfNeeded && reason.is_no() => {
-                group_search::planned_best(whole, request, Err(reason), way)
+                group_search::planned_best(whole, request, Err(reason), ways)
             }
             found => found,
         };
