@@ -111,6 +111,7 @@ fn only_some_padding_keeps_its_operand() {
     };
     check(&["x 1,2,4,4"], &pad("reflect"), 128);
     check(&["x 1,2,4,4"], &pad("constant"), 0);
+    check(&["x 1,2,4,4"], &pad("circular"), 0);
 }
 
 #[test]
@@ -408,4 +409,45 @@ fn norms_along_a_dimension_are_kept_with_what_they_are_of() {
          %z : Tensor = aten::mul(%y, %x)
          %out : Tensor = aten::add(%z, %n, %1)";
     check(&["x 3,4,5"], both, 736);
+}
+
+#[test]
+fn weights_by_length_and_direction_are_kept_with_their_norms() {
+    let normed = |dim| format!("%out : Tensor = aten::_weight_norm(%v, %g, %{dim})");
+    check(&["v 2,3,4", "g 2,1,1"], &normed(0), 112);
+    check(&["v 2,3,4", "g 1,1,4"], &normed(2), 128);
+    // Of the middle one, norms are taken of a copy.
+    check(&["v 2,3,4", "g 1,3,1"], &normed(1), 228);
+}
+
+#[test]
+fn where_an_operator_writes_is_kept_and_what_if_its_gradient_has_the_sizes_of_that() {
+    const OVER: &str = "x 5,4";
+    const PLACES: &str = "i! Long(3, strides=[1], requires_grad=0, device=cpu)";
+    const EACH: &str = "e! Long(3, 4, strides=[4, 1], requires_grad=0, device=cpu)";
+    const FIXED: &str = "s! Float(3, 4, strides=[4, 1], requires_grad=0, device=cpu)";
+    const TRAINED: &str = "s 3,4";
+    let add = "%out : Tensor = aten::index_add(%x, %0, %i, %s, %1)";
+    check(&[OVER, PLACES, FIXED], add, 0);
+    check(&[OVER, PLACES, TRAINED], add, 72);
+    let copy = "%out : Tensor = aten::index_copy(%x, %0, %i, %s)";
+    check(&[OVER, PLACES, FIXED], copy, 24);
+    check(&[OVER, PLACES, TRAINED], copy, 72);
+    let put = "%places : Tensor[] = prim::ListConstruct(%i)
+         %out : Tensor = aten::index_put(%x, %places, %s, %no)";
+    check(&[OVER, PLACES, FIXED], put, 24);
+    check(&[OVER, PLACES, TRAINED], put, 24);
+    let scatter = "%out : Tensor = aten::scatter(%x, %0, %e, %s)";
+    check(&[OVER, EACH, FIXED], scatter, 96);
+    check(&[OVER, EACH, TRAINED], scatter, 96);
+    let scatter_add = "%out : Tensor = aten::scatter_add(%x, %0, %e, %s)";
+    check(&[OVER, EACH, FIXED], scatter_add, 0);
+    check(&[OVER, EACH, TRAINED], scatter_add, 96);
+}
+
+#[test]
+fn a_median_of_everything_is_found_again() {
+    check(&["x 3,4"], "%out : Tensor = aten::median(%x)", 52);
+    check(&["x 3,4"], "%out : Tensor = aten::nanmedian(%x)", 52);
+    check(&["x 3,4"], "%out : Tensor, %at : Tensor = aten::nanmedian(%x, %1, %no)", 24);
 }

@@ -22,6 +22,14 @@ pub enum Keeps {
     OperandAndIndices,
     /// Every tensor after the first operand that needs no gradient itself: indices and masks.
     OtherOperands,
+    /// Where it writes: indices or a mask.
+    Places,
+    /// The same, if what it writes needs a gradient.
+    PlacesOfSource,
+    /// Where it writes, and what, if that needs a gradient.
+    PlacesAndSource,
+    /// Where it adds, and what, both if the latter needs a gradient.
+    AddedSource,
     /// Every tensor after the first operand.
     AllButFirst,
     /// All tensors among its operands.

@@ -99,6 +99,9 @@ fn keep_by_rule(
         Keeps::Linear | Keeps::Matmul | Keeps::Factors | Keeps::AddedFactors | Keeps::GroupedFactors => {
             return products(keep, keeps, call);
         }
+        Keeps::Places | Keeps::PlacesOfSource | Keeps::PlacesAndSource | Keeps::AddedSource => {
+            written(keep, keeps, call);
+        }
         Keeps::Selection
         | Keeps::MaskedScatter
         | Keeps::Embedding
@@ -222,6 +225,20 @@ fn operands(
     true
 }
 
+/// Saves where an operator writes and what it writes there.
+fn written(keep: &mut Keep<'_>, keeps: Keeps, call: &Call<'_>) {
+    let source =
+        call.tensor("source").or_else(|_| call.tensor("src")).ok().filter(|source| source.requires_grad);
+    let has_places = source.is_some() || matches!(keeps, Keeps::Places | Keeps::PlacesAndSource);
+    if has_places {
+        let places = ["index", "indices", "mask"].into_iter().filter_map(|name| call.get(name));
+        places.flat_map(Fact::tensors).for_each(|places| keep.tensor(places));
+    }
+    if matches!(keeps, Keeps::PlacesAndSource | Keeps::AddedSource) {
+        keep.all(source);
+    }
+}
+
 fn keep_indices(keep: &mut Keep<'_>, outputs: &[&Fact]) {
     keep.all(outputs.iter().skip(1).flat_map(|fact| fact.tensors()));
 }
@@ -333,8 +350,20 @@ fn parts(
                 a.shape.as_ref().and_then(|shape| (*shape.first()?)?.checked_mul((*shape.get(1)?)?));
             keep.fresh(factors.zip(a.dtype).map(|(n, dtype)| n.saturating_mul(dtype.bytes())));
         }
-        (Keeps::WeightNorm, ..) => {
-            keep.fresh(call.at(1).tensor().and_then(TensorFact::bytes));
+        (Keeps::WeightNorm, Some(directions), Some(lengths)) => {
+            keep.tensor(directions);
+            keep.tensor(lengths);
+            // The norms.
+            keep.fresh(lengths.bytes());
+            let dim = call.int("dim").unwrap_or(0);
+            let is_last = directions.shape.as_ref().is_some_and(|sizes| dim == sizes.len() as i64 - 1);
+            if dim != 0 && !is_last {
+                // No kernel does it at once: what scales the directions is kept, and the copy of them that norms are of.
+                keep.fresh(lengths.bytes());
+                if dim != -1 {
+                    keep.fresh(directions.bytes());
+                }
+            }
         }
         // For transforms from real to complex numbers torch saves the input.
         (Keeps::RealTransform, Some(input), _) if input.dtype.is_some_and(|dtype| !dtype.is_complex()) => {
@@ -345,9 +374,13 @@ fn parts(
         }
         // Linear: the backward pass needs only sizes.
         (Keeps::RealTransform, ..) => {}
-        (Keeps::Pad, Some(input), _) if !matches!(call.get("mode"), Some(Fact::Str(mode)) if mode == "constant") =>
-        {
-            keep.tensor(input);
+        (Keeps::Pad, Some(input), _) => {
+            // Numbers, and slices of the operand itself, are copied around it.
+            let is_copied =
+                |mode: &Fact| matches!(mode, Fact::Str(mode) if mode == "constant" || mode == "circular");
+            if !call.get("mode").is_some_and(is_copied) {
+                keep.tensor(input);
+            }
         }
         (Keeps::MaxPool, Some(input), _) => {
             keep.tensor(input);

@@ -66,8 +66,8 @@ pub(super) const ROWS: &[Operator] = rows! {
     amin                              Reduce  Extreme            OperandAndResult   -           -           -        -                 Torch   -         -           Reduce        -        [Cheap];
     max                               Reduce  ExtremeWithIndex   Extreme            -           Reduce      -        ItemOrArithmetic  Torch   -         -           -             Maximum  [Cheap];
     min                               Reduce  ExtremeWithIndex   Extreme            -           Reduce      -        ItemOrArithmetic  Torch   -         -           -             Minimum  [Cheap];
-    median                            Reduce  ExtremeWithIndex   Indices            -           -           -        -                 Torch   -         -           -             -        [];
-    nanmedian                         Reduce  ExtremeWithIndex   -                  -           -           -        -                 -       -         -           -             -        [];
+    median                            Reduce  ExtremeWithIndex   Extreme            -           -           -        -                 Torch   -         -           -             -        [];
+    nanmedian                         Reduce  ExtremeWithIndex   Extreme            -           -           -        -                 -       -         -           -             -        [];
     mode                              Reduce  ExtremeWithIndex   Indices            -           -           -        -                 -       -         -           -             -        [];
     kthvalue                          Reduce  ExtremeWithIndex   Indices            -           -           -        -                 -       -         -           -             -        [];
     cummax                            Reduce  RunningExtreme     OperandAndIndices  -           -           -        -                 Torch   -         -           -             -        [];
