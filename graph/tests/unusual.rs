@@ -66,6 +66,14 @@ fn sizes_are_torchs() {
         );
     }
     check("%out : Tensor = aten::polar(%x, %m)", "complex64 2x3x4");
+    // Floats that meet a complex number without dimensions keep their precision.
+    check(
+        "%wide : Tensor = aten::to(%x, %7, %no, %no, %none)
+         %c : Tensor = aten::polar(%wide, %wide)
+         %one : Tensor = aten::sum(%c, %none)
+         %out : Tensor = aten::mul(%x, %one)",
+        "complex64 2x3x4",
+    );
     check(
         "%c : Tensor = aten::complex(%m, %x)\n%d : Tensor = aten::_conj(%c)\n%out : Tensor = aten::mul(%d, %m)",
         "complex64 2x3x4",

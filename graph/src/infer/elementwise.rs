@@ -324,7 +324,8 @@ fn promote(operands: &[(Option<DType>, Rank)]) -> Option<DType> {
         if kind(next) <= kind(result) {
             result
         } else if next.is_complex() && result.is_float() {
-            promote_pair(next, result)
+            // Parts stay as precise as the floats are.
+            complex_of(result)
         } else {
             next
         }
