@@ -79,6 +79,24 @@ fn a_value_that_all_have_enters_shared_work_by_a_copy() {
     assert!(wrong.is_err_and(|error| error.to_string().contains("has no such strategy")));
 }
 
+#[test]
+fn dropout_in_place_draws_a_part_of_its_mask_where_nothing_else_reads_that_memory() {
+    let dropped = "%p : float = prim::Constant[value=0.5]()
+  %yes : bool = prim::Constant[value=1]()
+  %r : Float(4, 16, strides=[16, 1], requires_grad=1, device=cpu) = aten::dropout_(%h, %p, %yes)";
+    let relu = "%r : Float(4, 16, strides=[16, 1], requires_grad=1, device=cpu) = aten::relu(%h)";
+    let text = PERCEPTRON.replace(relu, dropped);
+    let (program, graph) = read(&text);
+    let context = Context::new(&graph, 2);
+    let chosen = choice(&context, &[CUT(1), CUT(1), Layout::Sum]);
+    let made = sharded(&program, &context, &chosen).unwrap();
+    assert_eq!(names(&made.program), ["linear", "shard_dropout", "linear", "shard_reduce"]);
+    check(&program, &context, &chosen, &made).expect("its operand is the product");
+    // A later reader of the product sees what was dropped; a new tensor would not show it.
+    let (_, watched) = read(&text.replace("aten::linear(%r, %w2", "aten::linear(%h, %w2"));
+    assert_eq!(Context::new(&watched, 2).strategies(OperatorId(1)).len(), 1);
+}
+
 const HEADS: &str = "graph(%x : Float(2, 6, 16, strides=[96, 16, 1], requires_grad=1, device=cpu)):
   %two : int = prim::Constant[value=2]()
   %six : int = prim::Constant[value=6]()

@@ -704,7 +704,9 @@ pub(super) const INPUT: &str = "input";
 /// Replaces a node by an operator on shared layers.
 pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special) {
     let mut take = |name: &'static str| {
-        let at = subject.argument(name);
+        // Forms in place call it otherwise.
+        let in_place = || subject.argument("self").filter(|_| name == INPUT);
+        let at = subject.argument(name).or_else(in_place);
         let place = at.and_then(|at| written(node, subject, at, None));
         (name, place.map(std::mem::take).unwrap_or_default())
     };

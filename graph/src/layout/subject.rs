@@ -380,6 +380,22 @@ impl Subject<'_> {
         all.any(|value| routed.values.contains(value))
     }
 
+    /// Tells whether a new tensor may take the place of what the operator writes to: nothing of that memory is read later
+    /// except through its result.
+    pub fn may_write_elsewhere(&self) -> bool {
+        let Some(leaf) = self.leaves.first().filter(|_| self.operator.is_writing) else { return true };
+        let (graph, written) = (self.context.graph, self.context.storages(leaf.source));
+        let is_older = |value: &ValueId| {
+            let made = graph.value(*value).producer;
+            let mut storages = self.context.storages(Source::Value(*value)).into_iter();
+            made.is_none_or(|producer| producer < self.operator.id)
+                && storages.any(|storage| written.contains(&storage))
+        };
+        let later = graph.operators.iter().skip(self.operator.id.index() + 1);
+        matches!(leaf.source, Source::Value(_))
+            && !later.flat_map(|operator| &operator.inputs).chain(&graph.outputs).any(is_older)
+    }
+
     /// Returns the position of a named argument.
     pub fn argument(&self, name: &str) -> Option<usize> {
         self.operator.arguments.iter().position(|argument| argument.name == name)

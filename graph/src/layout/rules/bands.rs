@@ -288,7 +288,7 @@ fn norm(subject: &Subject<'_>, groups: Option<u64>) -> Option<Vec<Axis>> {
 /// `dropout`: rows of one mask.
 fn dropout(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let result = subject.result()?;
-    let mut all = elementwise::any(subject)?;
+    let mut all = elementwise::any(subject).filter(|_| subject.may_write_elsewhere())?;
     for axis in &mut all {
         if let Side::Cut(dim, _) = axis.gives {
             axis.special = Some(Special::DropoutOfBands(Bands { dim, size: result[dim] }));

@@ -74,6 +74,10 @@ pub fn dropout(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let mut all = any(subject)?;
     let is_idle = subject.call.flag("train") == Some(false) || subject.call.float("p") == Some(0.0);
     if !is_idle {
+        // What draws a part of a mask makes a new tensor.
+        if !subject.may_write_elsewhere() {
+            return None;
+        }
         for axis in &mut all {
             if let Side::Cut(dim, blocks) = axis.gives {
                 axis.special = Some(Special::Dropout(Slice { dim, blocks }));
