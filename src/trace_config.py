@@ -376,7 +376,9 @@ class Guesses:
             return [whole(1, 2, 1, length) for length in lengths]
         # `classes_attention_mask` masks `classes_input_ids`.
         own = re.sub(r"(attention_)?mask$", "input_ids", name)
-        masked = [own] if own in self.known else [other for other in self.required if not other.endswith("mask")]
+        others = [other for other in self.required if other != name and not other.endswith("mask")]
+        # What no words belong to masks what the model asks for, and not itself.
+        masked = [own] if own in self.known and own != name else others
         about = [spec for other in masked for spec in self.of(other)[:1]]
         lengths = [size for spec in about for size in spec["shape"][1:]]
         return [whole(1, 2, 1, length) for length in dict.fromkeys([*lengths, self.tokens()])]

@@ -35,6 +35,7 @@ OneFrame 3 pixel_values=64x48 grid_thw=1x3:int64:1,8,8
 Placed 0 pixel_values=1x81x48 pixel_position_ids=1x81x2:int64:0..9
 Documented 0 input_ids=1x16:int64:0..50 structure=1:int64:1..2 levels=1x6x8
 Masked 0 pixel_values=1x3x32x32 class_input_ids=1x16:int64:0..50 class_attention_mask=1x16:int64:1..2
+Prompted 0 pixel_values=1x3x32x32
 Spoken 33 input_values=1x128x8 decoder_input_values=1x128x8
 Never takes none of pixel_values states
 Unknown refused: the config of Unknown does not give the size of its inputs structure

@@ -97,6 +97,19 @@ class Masked(nn.Module):
         return self.layer(pixel_values), self.words(class_input_ids) * class_attention_mask[..., None]
 
 
+class Prompted(nn.Module):
+    """An optional mask of nothing that has words, as SAM's."""
+
+    config = PreTrainedConfig(image_size=32)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 8, 3)
+
+    def forward(self, pixel_values, input_masks=None):
+        return self.layer(pixel_values)
+
+
 class Spoken(nn.Module):
     """States in the place of sounds, for the encoder and for the decoder."""
 
@@ -134,7 +147,7 @@ def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         space = {"__name__": "trace_script"}
         exec(compile(file.read(), "<trace>", "exec"), space)
-    for kind in (Stacked, OneFrame, Placed, Documented, Masked, Spoken, Never, Unknown):
+    for kind in (Stacked, OneFrame, Placed, Documented, Masked, Prompted, Spoken, Never, Unknown):
         model = kind()
         try:
             guesses = space["inputs_of_config"](model)
