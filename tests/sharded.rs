@@ -214,6 +214,58 @@ fn replicas_of_shared_layers_share_out_their_state() {
     }
 }
 
+const REREAD: &str = r#"
+import torch
+from torch import nn
+
+
+class Codes(nn.Module):
+    """Rows become the nearest code, whose place no gradient goes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Conv1d(3, 8, 3, padding=1), nn.Conv1d(8, 3, 3, padding=1)
+        self.register_buffer("codes", torch.randn(16, 8))
+        self.register_buffer("sums", torch.randn(16, 8))
+
+    def forward(self, x):
+        rows = self.up(x).transpose(1, 2)
+        flat = rows.reshape(-1, 8)
+        apart = (flat**2).sum(1, keepdim=True) - 2 * flat @ self.codes.t() + (self.codes**2).sum(1)
+        place = apart.argmin(1)
+        near = nn.functional.embedding(place, self.codes).view_as(rows)
+        self.sums.mul_(0.9).add_(nn.functional.one_hot(place, 16).type_as(flat).t() @ flat.detach())
+        return self.down((rows + (near - rows).detach()).transpose(1, 2)), nn.functional.mse_loss(rows, near)
+
+
+class Dropped(nn.Sequential):
+    """Drops in place, as MobileNet's head does."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(16, 32), nn.Hardswish(), nn.Dropout(0.3, inplace=True), nn.Linear(32, 16), nn.Linear(16, 5))
+"#;
+
+/// Where no gradient comes, none is sent; drops in place are those of the whole model.
+#[test]
+fn what_is_written_sends_what_the_plan_counts() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let source = path("reread.py");
+    fs::write(&source, REREAD).unwrap();
+    for (class, input) in [("Codes", "4x3x16"), ("Dropped", "4x16")] {
+        let (folder, model) = (path(class), path(&format!("{class}.pt")));
+        let (is_traced, said) =
+            command(&["trace", &format!("{source}:{class}"), "--train", "--input", input, "-o", &model]);
+        assert!(is_traced, "{said}");
+        let asked = ["--devices", "2xt4", "--tensor-parallel", "2", "--micro-batches", "1", "-o", &folder];
+        let (is_split, said) = command(&[&["split", &model][..], &asked].concat());
+        assert!(is_split, "{said}");
+        let (is_same, said) = command(&["verify", &folder, "--steps", "1", "--tolerance", "1e-3"]);
+        assert!(is_same && !said.contains("PLANNED"), "{class}: {said}");
+        assert!(said.contains("\nproved: "), "{class}: {said}");
+    }
+}
+
 #[test]
 fn sequences_in_parts_train_as_whole_ones() {
     let place = tempfile::tempdir().unwrap();

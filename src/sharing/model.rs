@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use codegen::{Shards, starred};
 use cost_model::{Costs, Rounding, predict};
 use graph::{
-    BlockId, DType, InputShape, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId,
+    BlockId, DType, InputShape, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId, differentiated,
     layout::{Choice, Collective, Context, Exchange, Inside, Layout, Proof, Slice, check, sharded},
 };
 use partitioner::inside::Walk;
@@ -503,10 +503,14 @@ impl SharedModel {
         let tensors = |operator: OperatorId| {
             graph.operator(operator).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors())
         };
+        // What only positions are computed from gets no gradient, and sends none back.
+        let differentiated = differentiated(graph);
         let mut found = Vec::new();
         let mut add =
             |operator: OperatorId, dtype: Option<DType>, pass, collective: Option<Collective>, whole| {
-                let has_gradient = || tensors(operator).any(|tensor| tensor.requires_grad);
+                let has_gradient = || {
+                    differentiated[operator.index()] && tensors(operator).any(|tensor| tensor.requires_grad)
+                };
                 if let Some(collective) = collective
                     && (pass == Pass::Forward || has_gradient())
                 {

@@ -17,6 +17,7 @@ mod unusual;
 
 use std::ops::{AddAssign, Range};
 
+pub use self::needed::differentiated;
 pub(crate) use self::times::times;
 use crate::{BlockId, OperatorId, StorageId, model::ModelGraph};
 
@@ -65,7 +66,7 @@ pub struct OperatorCosts {
 /// Computes the cost of every operator. Linear in operands.
 pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let lookup = lookup::Lookup::new(graph);
-    let differentiated = needed::differentiated(graph);
+    let differentiated = differentiated(graph);
     let mut saved = keep::Saved::new(graph);
     let mut seen = vec![false; graph.storages.len()];
     let mut operators = Vec::with_capacity(graph.operators.len());

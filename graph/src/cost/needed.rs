@@ -12,7 +12,7 @@ use crate::{
 
 /// Returns for every operator whether it receives a gradient: not through positions, masks and other integers. One walk
 /// from the end.
-pub(super) fn differentiated(graph: &ModelGraph) -> Vec<bool> {
+pub fn differentiated(graph: &ModelGraph) -> Vec<bool> {
     let counts = |value: ValueId| match &graph.value(value).fact {
         Fact::Unknown => true,
         fact => fact.tensors().iter().any(|tensor| tensor.requires_grad),
