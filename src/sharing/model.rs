@@ -317,6 +317,13 @@ pub fn shared_by_parts(subject: &Subject<'_>, way: Way<'_>) -> Result<SharedMode
         // The plan will have no cuts, and must mean the same when it is read.
         return shared_by_parts(subject, Way::Positions(&[]));
     }
+    let is_read_from_cuts = matches!(way, Way::Layers(_)) || !made.on_first.is_empty();
+    if is_read_from_cuts && !matches!(way, Way::Cuts(..)) {
+        // Who reads the plan knows the cuts alone. Of ways that are equally fast with these, the one that it finds is planned.
+        let cuts = made.named_cuts(subject.program);
+        let read = shared_by_parts(subject, Way::Cuts(&cuts, way.sequence_parallel()))?;
+        return Ok(SharedModel { seconds: (read.seconds.0, made.seconds.1), ..read });
+    }
     if way.keeps_weights() && !is_split.contains(&true) {
         return Err(Failure::no(format!(
             "no operator of this model can work on one of {degree} parts of its samples or sequences"
