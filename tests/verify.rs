@@ -265,6 +265,7 @@ fn damage_is_found_and_its_stage_named() {
         assert!(is_found, "{what}: {answer}");
         if output.status.code() == Some(1) {
             assert!(message.contains(&format!("in stage {stage}")), "{what}: {message}");
+            assert!(message.contains("--float64 separates rounding from faults"), "{what}: {message}");
         }
     }
 }

@@ -347,6 +347,10 @@ fn failure(answer: &Verified) -> Failure {
             "sums of parts round differently from whole ones: --float64 separates rounding from faults; to replace edited stages, run \
              emit again"
         }
+        None if !answer.float64 => {
+            "--float64 separates rounding from faults; a model traced with dropout differs because stages draw random numbers in another \
+             order: trace it in eval mode; to replace edited stages, run emit again"
+        }
         _ => {
             "emit the stages again; a model traced with dropout differs because stages draw random numbers in another order: trace it in eval \
              mode, or raise --tolerance"
