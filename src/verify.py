@@ -612,7 +612,9 @@ def compared(request, form, ranks, whole, stages):
         sums = []
         for row in trained:
             known = [by_copy[id(copy)] for _, copy in row.copies if by_copy[id(copy)] is not None]
-            sums.append(sum(known[1:], known[0]) if known else None)
+            total = sum(known[1:], known[0]) if known else None
+            # Shards compare and join gradients in their memory's order.
+            sums.append(dense(total) if known and ranks.size > 1 else total)
         if is_compared:
             joined = []
             for row, total in zip(trained, sums):

@@ -97,9 +97,10 @@ class Sparse(nn.Module):
     '''Gradients that hold the rows that were looked up.'''
     def __init__(self):
         super().__init__()
-        self.words, self.body, self.head = nn.Embedding(30, 8, sparse=True), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.words, self.bag = nn.Embedding(30, 8, sparse=True), nn.EmbeddingBag(30, 8, sparse=True)
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
     def forward(self, ids):
-        return self.head(torch.tanh(self.body(self.words(ids))))
+        return self.head(torch.tanh(self.body(self.words(ids) + self.bag(ids)[:, None])))
 
 class Tied(nn.Module):
     def __init__(self):
@@ -174,6 +175,17 @@ fn both_forms_give_what_the_model_gives() {
         assert_eq!(answer["gradients_zero"], 0, "{model}: every parameter is put to the test");
         assert!(answer["gradients_max_difference"].as_f64().unwrap() < 1e-6, "{model}: {answer}");
     }
+}
+
+/// Ranks send and step with whole gradients, also of tables whose gradients have only the rows that were looked up.
+#[test]
+fn tables_with_sparse_gradients_are_trained() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let out = split(&python, place.path(), "Sparse", "2x6:int64:0..30");
+    let mut train = Command::new(&python);
+    let done = train.arg(out.join("train.py")).args(["--check", "--allow-eval"]).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
 /// Replaces a text in a Python stage.

@@ -50,6 +50,15 @@ fn bool_text(value: bool) -> &'static str {
     if value { "True" } else { "False" }
 }
 
+/// Returns the position of the flag by which a lookup's gradient has only the rows that were looked up.
+fn sparse_flag(name: &str) -> Option<usize> {
+    match rule_of(name) {
+        ShapeRule::Embedding => Some(4),
+        ShapeRule::EmbeddingBag => Some(5),
+        _ => None,
+    }
+}
+
 /// Tells whether an operator's device follows the stage's device instead of the trace's.
 pub(crate) fn follows_device(node: &Node, on_host: &std::collections::HashSet<tracer::ValueId>) -> bool {
     let (space, name) = split(&node.operator);
@@ -248,6 +257,10 @@ impl<'p> Writer<'p> {
             };
             let mut text = match constant {
                 _ if flag == Some(index) => "self.training".to_string(),
+                // The same gradient with all rows, which is what stages sum up, send and step with.
+                Some(Constant::Bool(true)) if Some(index) == sparse_flag(name) => {
+                    bool_text(false).to_string()
+                }
                 Some(Constant::Device(_)) if device => "device".to_string(),
                 Some(Constant::Int(code)) if is_dtype => match dtype_of_code(*code) {
                     Some(dtype) => dtype.to_string(),
