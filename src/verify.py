@@ -102,8 +102,8 @@ class Ranks:
             for row in about.get("exchanges", []):
                 planned, size = planned or {}, row["bytes"]
                 dtype = getattr(torch, row.get("dtype") or "float32")
-                if is_double and dtype.is_floating_point:
-                    size = size * 8 // dtype.itemsize
+                if is_double and (dtype.is_floating_point or dtype.is_complex):
+                    size = size * (16 if dtype.is_complex else 8) // dtype.itemsize
                 key = row["phase"], row["collective"]
                 planned[key] = planned.get(key, 0) + size
         found = self.all(self.counted)
@@ -298,11 +298,20 @@ class Whole:
         else:
             self.module = torch.jit.load(about["archive"], map_location=request["device"])
         if request["float64"]:
-            self.module.double()
+            self.module._apply(wide)
 
     def __call__(self, inputs):
         results = flat(self.module(*[inputs[at] for at in self.inputs]))
         return results if self.outputs is None else [results[at] for at in self.outputs]
+
+
+def wide(tensor):
+    """Returns a tensor with numbers in double precision, complex ones too, which `Module.double` leaves as they are."""
+    import torch
+
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def in_float64():
@@ -326,8 +335,9 @@ def in_float64():
 
         def __torch_dispatch__(self, operator, types, arguments=(), named=None):
             named = dict(named or {})
-            if isinstance(named.get("dtype"), torch.dtype) and named["dtype"].is_floating_point:
-                named["dtype"] = torch.float64
+            if isinstance(named.get("dtype"), torch.dtype):
+                is_complex, is_real = named["dtype"].is_complex, named["dtype"].is_floating_point
+                named["dtype"] = torch.complex128 if is_complex else torch.float64 if is_real else named["dtype"]
             # Torch has only kernels of float32 and narrower.
             is_grouped = operator is torch.ops.aten._grouped_mm.default and arguments[0].dtype == torch.float64
             made = (grouped if is_grouped else operator)(*arguments, **named)
@@ -372,7 +382,7 @@ class Stages:
                 self.cuts |= {name: (options["shard"], *cut) for name, cut in module.CUTS.items()}
             # The command has checked the files; a named weights file is used as it is.
             stage = module.load(folder / about["files"]["weights"], device=device, **options)
-        return stage.double() if request["float64"] else stage
+        return stage._apply(wide) if request["float64"] else stage
 
     def buffers(self):
         """Lists changing buffers by name."""
@@ -571,7 +581,7 @@ def compared(request, form, ranks, whole, stages):
             for at, spec in enumerate(request["inputs"])
         ]
         if request["float64"]:
-            inputs = [value.double() if value.is_floating_point() else value for value in inputs]
+            inputs = [wide(value) for value in inputs]
         # Dropout in training mode draws the same numbers on both sides.
         expected = None
         if whole:

@@ -54,9 +54,10 @@ class Waves(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.w = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
+        self.w, self.m = (nn.Parameter(torch.randn(*sizes, dtype=torch.cfloat)) for sizes in ((5,), (5, 5)))
     def forward(self, x):
-        return self.b(torch.fft.irfft(torch.fft.rfft(self.a(x)) * self.w * 1j, n=8))
+        waves = torch.fft.rfft(self.a(x)) * self.w * 1j
+        return self.b(torch.fft.irfft(waves @ self.m + torch.ones(5, dtype=torch.cfloat), n=8))
 
 class Slope(nn.Module):
     def __init__(self, slope):
@@ -175,6 +176,17 @@ fn both_forms_give_what_the_model_gives() {
         assert_eq!(answer["gradients_zero"], 0, "{model}: every parameter is put to the test");
         assert!(answer["gradients_max_difference"].as_f64().unwrap() < 1e-6, "{model}: {answer}");
     }
+}
+
+/// Complex parameters, and what is made in a complex type, have double precision, too.
+#[test]
+fn complex_numbers_are_compared_in_float64() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let out = split(&python, place.path(), "Waves", "4x8");
+    let (output, answer) = verify(&out, &["--float64", "--steps", "2"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(answer["gradients_max_difference"].as_f64().unwrap() < 1e-12, "{answer}");
 }
 
 /// Ranks send and step with whole gradients, also of tables whose gradients have only the rows that were looked up.
