@@ -288,16 +288,25 @@ impl Cluster {
             for rate in device.peak.values() {
                 positive(format!("type `{name}`"), "peak", rate.0)?;
             }
-            positive(format!("type `{name}`"), "speed", device.speed.unwrap_or(1.0))?;
-            positive(
-                format!("type `{name}`"),
-                "host_bandwidth",
-                device.host_bandwidth.map_or(1.0, |rate| rate.0),
-            )?;
-            for (field, overhead) in
-                [("host_overhead", device.host_overhead), ("split_overhead", device.split_overhead)]
-            {
-                not_negative(format!("type `{name}`"), field, overhead.unwrap_or_default().0)?;
+            for (field, figure) in [
+                ("speed", device.speed),
+                ("host_bandwidth", device.host_bandwidth.map(|rate| rate.0)),
+                ("link_bandwidth", device.link_bandwidth.map(|rate| rate.0)),
+                ("product_slowdown", device.product_slowdown),
+                ("copy_slowdown", device.copy_slowdown),
+                ("attention_slowdown", device.attention_slowdown),
+                ("sustained_slowdown", device.sustained_slowdown),
+                ("multiprocessors", device.multiprocessors.map(f64::from)),
+            ] {
+                positive(format!("type `{name}`"), field, figure.unwrap_or(1.0))?;
+            }
+            for (field, time) in [
+                ("launch", device.launch),
+                ("host_call", device.host_call),
+                ("host_overhead", device.host_overhead),
+                ("split_overhead", device.split_overhead),
+            ] {
+                not_negative(format!("type `{name}`"), field, time.unwrap_or_default().0)?;
             }
         }
         let mut names = std::collections::BTreeSet::new();
@@ -413,6 +422,20 @@ mod tests {
             "devices: [{type: t4, count: 2}]\nlevels: [{name: pcie, bandwidth: 1.0e+9, latency: 1.0e+40}]\n",
             "level `pcie`: latency is 1e40; figures are between 1e-30 and 1e30",
         );
+        let typed = |figure: &str| {
+            let own = format!("memory: 1000, memory_bandwidth: 1.0e+9, peak: {{float32: 1.0e+9}}, {figure}");
+            format!("types: {{own: {{{own}}}}}\ndevices: [{{type: own, count: 1}}]\n")
+        };
+        for field in ["product_slowdown", "copy_slowdown", "attention_slowdown", "sustained_slowdown"] {
+            let expected = format!("type `own`: {field} is -1; it must be a positive number");
+            check(&typed(&format!("{field}: -1")), &expected);
+        }
+        for field in ["launch", "host_call", "host_overhead", "split_overhead"] {
+            let expected = format!("type `own`: {field} is NaN; it must be a not negative number");
+            check(&typed(&format!("{field}: .nan")), &expected);
+        }
+        check(&typed("link_bandwidth: 0"), "type `own`: link_bandwidth is 0; it must be a positive number");
+        check(&typed("multiprocessors: 0"), "type `own`: multiprocessors is 0; it must be a positive number");
         check(
             &format!(
                 "devices: [{{type: t4, count: 2}}]\n{LEVELS}links: [{{from: a, to: b, bandwidth: 1, latency: 0}}]\n"
