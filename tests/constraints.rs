@@ -380,6 +380,10 @@ fn policies_that_cannot_be_are_refused_by_name() {
             &["--recompute", "BertLayer=always", "--no-recompute"],
             "--no-recompute contradicts --recompute BertLayer=always",
         ),
+        (
+            &["--recompute", "BertOutput=always", "--keep-together", "BertLayer"],
+            "--recompute BertOutput=always is about a part of `bert.encoder.layer.0`, which --keep-together keeps whole",
+        ),
         (&["--recompute", "BertLayer=never", "--inference"], "a forward pass alone saves no activations"),
         (
             &["--recompute", "BertLayer=always", "--cut-at", "bert.encoder.layer.1.attention.output"],
@@ -387,6 +391,18 @@ fn policies_that_cannot_be_are_refused_by_name() {
         ),
     ] {
         fails(&with(more), 2, expected);
+    }
+}
+
+/// What is kept together may be recomputed whole, and parts of it may be kept.
+#[test]
+fn kept_calls_are_recomputed_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.yaml").display().to_string();
+    for policy in ["BertLayer=always", "bert.encoder=always", "BertOutput=never"] {
+        let asked = ["--devices", "2xt4", "--keep-together", "BertLayer", "--recompute", policy, "-o", &path];
+        let made = plan(&[&[BERT], &asked[..]].concat());
+        assert_eq!(step(&plan(&[BERT, "--check", &path])), step(&made), "{policy}");
     }
 }
 

@@ -541,7 +541,7 @@ fn check_patterns(workspace: &Workspace, request: &PlanRequest) -> Result<(), Fa
         pins::check(pin, workspace, &request.cluster)?;
     }
     pins::check_together(&request.constraints.pin, &workspace.graph)?;
-    recomputed::check(&request.constraints.recompute, workspace)?;
+    recomputed::check(&request.constraints.recompute, &request.constraints.keep_together, workspace)?;
     match &request.constraints.recompute[..] {
         [own, ..] if request.inference.is_some() => {
             return Err(Failure::input(format!(

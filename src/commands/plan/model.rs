@@ -10,6 +10,7 @@ use schema::{InsideAnswer, PipedreamProfile, PlanAnswer, to_yaml};
 use super::{
     answer,
     answer::Unit,
+    arguments::is_meant,
     asked::{Asked, Question},
     flags::Plan,
     group_search::of_plan,
@@ -54,9 +55,18 @@ fn run(
     output: &mut Output,
 ) -> Result<(), Failure> {
     if let Some(given) = given {
-        // What a plan was asked to recompute does not make room.
+        // What a plan was asked to recompute does not make room, and policies open no call that it keeps and names whole.
         let mut request = request.clone();
-        request.constraints.recompute = given.constraints.clone().unwrap_or_default().recompute;
+        let own = given.constraints.clone().unwrap_or_default();
+        let blocks = given.stages.iter().flat_map(|stage| &stage.blocks);
+        let kept = |path: &&String| match subject {
+            Subject::Model(workspace) => workspace.graph.blocks.iter().any(|block| {
+                block.path == **path && own.keep_together.iter().any(|pattern| is_meant(pattern, block))
+            }),
+            Subject::Profile(..) => false,
+        };
+        request.constraints.keep_together.extend(blocks.filter(kept).cloned());
+        request.constraints.recompute = own.recompute;
         let request = &request;
         let (asked, checked) = checked(subject, request, &given)?;
         let problem = &asked.problem;

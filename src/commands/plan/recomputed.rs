@@ -29,9 +29,31 @@ pub(super) fn mark(
     }
 }
 
-/// Refuses unknown calls, and calls of both policies.
-pub(super) fn check(all: &[RecomputedCalls], workspace: &Workspace) -> Result<(), Failure> {
+/// Refuses unknown calls, calls of both policies, and parts of calls that are kept whole: these are recomputed whole, too.
+pub(super) fn check(
+    all: &[RecomputedCalls],
+    keep_together: &[String],
+    workspace: &Workspace,
+) -> Result<(), Failure> {
     let graph = &workspace.graph;
+    let is_kept = |block: &&graph::Block| {
+        block.parent.is_some() && keep_together.iter().any(|pattern| is_meant(pattern, block))
+    };
+    let kept: Vec<&graph::Block> = graph.blocks.iter().filter(is_kept).collect();
+    for own in all.iter().filter(|own| own.policy == RecomputePolicy::Always) {
+        let holds = |part: &Range<u32>, whole: &graph::Block| {
+            let whole = &whole.operators;
+            !part.is_empty() && whole.start <= part.start && part.end <= whole.end && *part != *whole
+        };
+        let holder = |part: &Range<u32>| kept.iter().find(|whole| holds(part, whole));
+        if let Some(whole) = operators(own, graph).iter().find_map(holder) {
+            return Err(Failure::input(format!(
+                "--recompute {own} is about a part of `{}`, which --keep-together keeps whole",
+                whole.path
+            ))
+            .with_hint(format!("--recompute '{}=always' recomputes all of it", whole.path)));
+        }
+    }
     for own in all {
         if operators(own, graph).iter().all(Range::is_empty) {
             let names = graph.blocks.iter().flat_map(|block| [block.path.as_str(), block.kind.as_str()]);
