@@ -937,3 +937,20 @@ fn float32_copies_are_not_saved_by_another_optimizer() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("24.1 GiB instead of") && !said.contains("--optimizer"), "{said}");
 }
+
+/// Strategies whose devices keep the whole state say so instead of planning without what was asked for.
+#[test]
+fn strategies_that_shard_nothing_refuse_to() {
+    const CNN: &str = "fixtures/traces/cnn_basic.pt";
+    let asked = |strategy: &'static str, level: &'static str| {
+        ["plan", CNN, "--devices", "4xt4", "--batch", "32", "--strategy", strategy, "--sharding", level]
+    };
+    for strategy in ["pipedream", "gems-master", "chimera", "dualpipe"] {
+        let said = format!("--strategy {strategy} does not take --sharding zero1");
+        fails(&asked(strategy, "zero1"), 2, &[&said]);
+        json(&asked(strategy, "none"));
+    }
+    for strategy in ["data-parallel", "hybrid", "even-layers", "gpipe"] {
+        json(&asked(strategy, "zero1"));
+    }
+}

@@ -116,6 +116,16 @@ impl PlanRequest {
                 "--micro-batches is {count}; at most {MICRO_BATCHES} per step are supported"
             )));
         }
+        // Rules and grids have replicas that shard; the others would be planned as without.
+        let is_whole = |strategy: &Strategy| !strategy.is_candidate() && !strategy.is_rule();
+        let level = self.sharding.filter(|level| *level > ShardingLevel::None);
+        if let (Some(strategy), Some(level)) = (self.strategy.filter(is_whole), level) {
+            let (strategy, level) = (strategy.name(), level.name());
+            return Err(Failure::input(format!(
+                "--strategy {strategy} does not take --sharding {level}: each of its devices keeps the whole state of its stages"
+            ))
+            .with_hint("--strategy hybrid, data-parallel or a pipeline with a flush does"));
+        }
         Ok(())
     }
 
