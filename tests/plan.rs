@@ -954,3 +954,22 @@ fn strategies_that_shard_nothing_refuse_to() {
         json(&asked(strategy, "zero1"));
     }
 }
+
+/// A plan says itself how its devices share layers, and is not searched for.
+#[test]
+fn a_check_refuses_what_would_change_nothing() {
+    let folder = folder();
+    let file = folder.path().join("plan.yaml").display().to_string();
+    json(&["plan", UNET, "--devices", "2xt4", "--batch", "8", "-o", &file]);
+    for flag in [
+        ["--tensor-parallel", "2"],
+        ["--sequence-parallel", "on"],
+        ["--spatial", "2"],
+        ["--context-parallel", "2"],
+        ["--on-first", "head"],
+        ["--effort", "quick"],
+    ] {
+        let said = format!("--check does not take {}", flag[0]);
+        fails(&[&["plan", UNET, "--check", &file], &flag[..]].concat(), 2, &[&said]);
+    }
+}

@@ -163,6 +163,12 @@ fn given(plan: &Plan) -> Result<(), Failure> {
         ("--sharding", asking.sharding.is_some()),
         ("--no-recompute", asking.no_recompute),
         ("--offload", asking.offload),
+        ("--tensor-parallel", asking.tensor_parallel.is_some()),
+        ("--sequence-parallel", asking.sequence_parallel.is_some()),
+        ("--spatial", asking.spatial.is_some()),
+        ("--context-parallel", asking.context_parallel.is_some()),
+        ("--on-first", !asking.on_first.is_empty()),
+        ("--effort", asking.effort != EffortArgument::default()),
     ];
     let idle: Vec<&str> = arguments.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
     if idle.is_empty() {
