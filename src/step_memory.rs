@@ -8,6 +8,8 @@ use std::ops::Range;
 use graph::{BlockId, Item, LossMemory, ModelGraph, Moment, OperatorCosts, StepOptions, step_memory};
 use schema::{Bytes, MemoryPart, ShardingLevel};
 
+use crate::failure::note;
+
 /// The memory of an optimizer: its state, and the temporaries of its step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerMemory {
@@ -53,6 +55,14 @@ impl Held {
     /// Returns the bytes of all parts.
     pub fn total(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes.0).fold(0, u64::saturating_add)
+    }
+}
+
+/// Notes where float32 copies were asked for that no parameter gets.
+pub fn note_without_copies(graph: &ModelGraph) {
+    let is_narrow = |tensor: &graph::StoredTensor| tensor.bytes < 4 * tensor.elements();
+    if !graph.tensors.iter().any(|tensor| tensor.is_first_parameter() && is_narrow(tensor)) {
+        note("no parameter has 16 bits: --master-weights changes nothing");
     }
 }
 

@@ -973,3 +973,18 @@ fn a_check_refuses_what_would_change_nothing() {
         fails(&[&["plan", UNET, "--check", &file], &flag[..]].concat(), 2, &[&said]);
     }
 }
+
+/// Copies of parameters that have 32 bits already are none.
+#[test]
+fn float32_copies_without_narrow_parameters_are_told() {
+    for command in [
+        &["plan", UNET, "--devices", "2xt4", "--batch", "8", "--master-weights"][..],
+        &["inspect", UNET, "--memory", "--device", "t4", "--master-weights"],
+    ] {
+        let said = String::from_utf8_lossy(&run(command).stderr).into_owned();
+        assert!(said.contains("no parameter has 16 bits: --master-weights changes nothing"), "{said}");
+    }
+    let llama = ["plan", "fixtures/large/llama-3.2-3b.pt", "--input", "1x256:int64", "--devices", "1xb300"];
+    let said = run(&[&llama[..], &["--effort", "quick", "--master-weights"]].concat()).stderr;
+    assert!(!String::from_utf8_lossy(&said).contains("--master-weights"));
+}

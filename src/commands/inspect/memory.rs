@@ -17,7 +17,7 @@ use crate::{
     },
     cost_models::CostModels,
     failure::Failure,
-    step_memory::{Held, OptimizerMemory, Setting, held},
+    step_memory::{Held, OptimizerMemory, Setting, held, note_without_copies},
     workspace::Workspace,
 };
 
@@ -74,6 +74,9 @@ impl MemoryArguments {
     ) -> Result<Option<InspectMemory>, Failure> {
         if !self.memory {
             return Ok(None);
+        }
+        if self.master_weights {
+            note_without_copies(&model.graph);
         }
         let none = CostModels::default();
         let text = self.devices.clone().or_else(|| device.map(|name| format!("1x{name}")));

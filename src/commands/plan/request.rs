@@ -11,7 +11,7 @@ use schema::{
 };
 
 use super::{clusters::cluster_failure, inside::method::Method, loss::Loss, sizes::Sizes};
-use crate::{cost_models::CostModels, failure::Failure};
+use crate::{cost_models::CostModels, failure::Failure, step_memory::note_without_copies};
 
 /// The most micro-batches per step: each of their passes is timed.
 const MICRO_BATCHES: u32 = 1_000_000;
@@ -159,6 +159,7 @@ impl PlanRequest {
         if !self.assumed.master_weights {
             return self.optimizer_factor();
         }
+        note_without_copies(graph);
         let factor = self.optimizer_factor();
         let first = |tensor: &&graph::StoredTensor| tensor.is_first_parameter();
         let (mut bytes, mut state) = (0.0, 0.0);
