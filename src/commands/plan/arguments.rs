@@ -120,7 +120,7 @@ pub struct PlanArguments {
     /// catalogue]
     #[arg(long, value_name = "SHARE")]
     pub memory_fraction: Option<f64>,
-    /// Memory of each device to keep free, in addition to what --memory-fraction leaves: 2GiB, 500MB
+    /// Memory of each device to keep free, in addition to what --memory-fraction or the device type leaves: 2GiB, 500MB
     #[arg(long, value_name = "BYTES", value_parser = Bytes::from_text)]
     pub reserve: Option<Bytes>,
     /// Never recompute activations in the backward pass
@@ -345,8 +345,9 @@ impl PlanArguments {
         }
         for (name, type_) in &mut cluster.types {
             let by_share = self.memory_fraction.map(|share| (type_.memory.0 as f64 * (1.0 - share)) as u64);
-            let own = self.reserve.map_or(0, |bytes| bytes.0);
-            type_.reserve = Some(Bytes(by_share.unwrap_or(0).saturating_add(own)));
+            let before = by_share.unwrap_or(type_.reserve.unwrap_or_default().0);
+            let more = self.reserve.map_or(0, |bytes| bytes.0);
+            type_.reserve = Some(Bytes(before.saturating_add(more)));
             if type_.usable() == Bytes(0) {
                 let memory = type_.memory;
                 return Err(Failure::input(format!("{name} has {memory}; nothing is left for tensors")));
