@@ -242,6 +242,25 @@ fn a_plan_may_say_it_itself() {
 }
 
 #[test]
+fn choices_that_change_nothing_are_told() {
+    let check = |flags: &[&str], expected: &str| {
+        let notes = json(&[&[PLAN], flags].concat())["notes"].to_string();
+        assert_eq!(notes.contains("changes nothing") || notes.contains("do not make"), !expected.is_empty());
+        assert!(notes.contains(expected), "{flags:?}: {notes}");
+    };
+    check(&["--servers", "3"], "the number of parameter servers changes nothing");
+    check(&["--servers-apart"], "that parameter servers stand apart changes nothing");
+    check(&["--slice", "5"], "the slice changes nothing: only `fifo` and `p3` send slices");
+    check(&["--sync", "p3", "--bucket", "5"], "the bucket changes nothing");
+    check(&["--sharding-group", "2"], "the sharding group changes nothing: nothing is shared out");
+    let group = ["--sharding", "zero1", "--sharding-group", "3"];
+    check(&group, "2 replicas do not make groups of 3: all of them share out together");
+    check(&["--sync", "p3", "--servers", "3", "--servers-apart", "--slice", "5"], "");
+    check(&["--collective", "parameter-server", "--servers", "3", "--bucket", "5"], "");
+    check(&["--sharding", "zero1", "--sharding-group", "2"], "");
+}
+
+#[test]
 fn wrong_values_are_explained() {
     let check = |flags: &[&str], expected: &str| fails(&[&[PLAN], flags].concat(), expected);
     check(&["--sync", "later"], "[possible values: after-backward, bucketed, fifo, p3]");

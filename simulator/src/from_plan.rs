@@ -110,7 +110,7 @@ fn step(
     let (rank_devices, peers) =
         execution::tensor_parallel(&parts, options, &rank_groups, &rank_of, &mut stages, &mut notes)?;
     let most_replicas = rank_devices.iter().map(Vec::len).max().unwrap_or(1) as u32;
-    let mut sync = execution::sync(&choices, most_replicas, &mut notes)?;
+    let mut sync = execution::sync(&choices, &options.execution, most_replicas, &mut notes)?;
     if schedule.copies() > 1 && choices.bucket.is_none() {
         // The copies sum each stage's gradients in one message.
         (sync.first_bucket, sync.bucket) = (u64::MAX, u64::MAX);

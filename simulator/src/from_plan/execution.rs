@@ -75,6 +75,7 @@ pub(super) fn updates(
 
 pub(super) fn sync(
     choices: &Execution,
+    asked: &Execution,
     most_replicas: u32,
     notes: &mut Vec<String>,
 ) -> Result<Sync, PlanError> {
@@ -131,10 +132,42 @@ pub(super) fn sync(
             "gradients go layer by layer through {parts}, which update the parameters beside the sends: that time is not counted"
         ));
     }
+    note_idle(asked, (mode, algorithm, sharding), most_replicas, notes);
     let default = Sync::default();
     let bucket = bucket.unwrap_or(default.bucket);
     let first_bucket = default.first_bucket.min(bucket);
     Ok(Sync { mode, first_bucket, bucket, algorithm, sharding, sharding_group, servers: places })
+}
+
+/// Notes choices that were asked for and change nothing beside the others. A plan's own may be overridden.
+fn note_idle(
+    asked: &Execution,
+    (mode, algorithm, sharding): (SyncMode, Algorithm, Sharding),
+    most_replicas: u32,
+    notes: &mut Vec<String>,
+) {
+    let by_layer = mode.slice().is_some();
+    let has_servers = matches!(algorithm, Algorithm::ParameterServer { .. });
+    let no_servers = (!has_servers).then_some("replicas sum without parameter servers");
+    let whole = "only `fifo` and `p3` send slices";
+    let idle = [
+        ("the number of parameter servers", asked.servers.and(no_servers)),
+        ("that parameter servers stand apart", asked.servers_apart.filter(|apart| *apart).and(no_servers)),
+        ("the slice", asked.slice.and((!by_layer).then_some(whole))),
+        ("the bucket", asked.bucket.and(by_layer.then_some("gradients go layer by layer"))),
+        (
+            "the sharding group",
+            asked.sharding_group.and((sharding == Sharding::Replicated).then_some("nothing is shared out")),
+        ),
+    ];
+    let idle = idle.into_iter().filter_map(|(what, why)| Some(format!("{what} changes nothing: {}", why?)));
+    notes.extend(idle);
+    let group = asked.sharding_group.filter(|_| sharding != Sharding::Replicated);
+    if let Some(group) = group.filter(|group| !most_replicas.is_multiple_of(*group)) {
+        notes.push(format!(
+            "{most_replicas} replicas do not make groups of {group}: all of them share out together"
+        ));
+    }
 }
 
 /// Sets the share of the activations that waits in host memory.
