@@ -281,6 +281,21 @@ fn the_largest_batch_fits_and_the_next_does_not() {
     assert!(first.get("longest_sequence").is_none());
 }
 
+/// A table of 16 positions: a GPU has room for longer sequences, the model has not.
+#[test]
+fn sequences_end_where_the_table_of_positions_does() {
+    let gpt2 = fixture("traces/gpt2_tiny.pt");
+    for positions in ["2x2", "2x12", "2x16"] {
+        let input = format!("{positions}:int64");
+        let memory = &inspect(&[&gpt2, "--memory", "--device", "t4", "--input", &input])["memory"];
+        let found = &memory["longest_sequence"];
+        assert_eq!((&found["safe"], &found["most"]), (&16.into(), &16.into()), "{positions}: {memory}");
+    }
+    let beyond = model_analyze(&["inspect", &gpt2, "--input", "2x17:int64"]).code(2);
+    let said = String::from_utf8_lossy(&beyond.get_output().stderr).into_owned();
+    assert!(said.contains("in `transformer.wpe` rejects its inputs: row 16 is looked up"), "{said}");
+}
+
 #[test]
 fn sharing_out_and_narrow_states_change_their_parts_alone() {
     let gpt2 = fixture("traces/gpt2_tiny.pt");

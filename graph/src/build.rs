@@ -17,6 +17,7 @@ use crate::{
     infer::{Call, Rule, Scope, Stop, fresh, rule},
     model::{Disagreement, ModelGraph, Operator, OperatorId, Origin, Storage, UnknownOperator, Value},
     operand::{collect, unique},
+    positions::missing_rows,
     recorded::{adopt, align, compare, in_layout, plain, recorded_input, sized},
     stored::place_tensors,
     structure,
@@ -496,6 +497,10 @@ impl<'p> Builder<'p> {
         collect(&program.output, &mut graph.outputs, &mut Vec::new());
         graph.outputs = unique(graph.outputs);
         graph.flow = flow::edges(&graph);
+        let missing = missing_rows(&graph, program);
+        if !missing.is_empty() {
+            return Err(BuildErrors(missing));
+        }
         structure::hash(&mut graph);
         Ok(graph)
     }

@@ -34,6 +34,7 @@ mod liveness;
 mod model;
 mod operand;
 mod own;
+mod positions;
 mod recorded;
 mod sizes;
 mod step_memory;

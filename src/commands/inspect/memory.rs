@@ -191,9 +191,13 @@ impl Search<'_> {
     /// fixes the size.
     fn largest(&self, dimension: usize, usable: u64, all: u64) -> Option<LargestSize> {
         let now = *self.given.first()?.shape.get(dimension)?;
-        let double = self.bytes(dimension, now, now.checked_mul(2)?)?;
-        // A trace with a constant size gives the same whatever is requested.
-        if double <= self.bytes(dimension, now, now)? {
+        let own = self.bytes(dimension, now, now)?;
+        let more = |size: u64| self.bytes(dimension, now, size).map(|bytes| bytes > own);
+        let less = |size: u64| self.bytes(dimension, now, size).map(|bytes| bytes < own);
+        // A table of positions may have no room for twice as many, or for one more. A trace with a constant size gives the
+        // same whatever is requested.
+        let grows = more(now.checked_mul(2)?).or_else(|| more(now + 1)).or_else(|| less(now / 2))?;
+        if !grows {
             return None;
         }
         Some(LargestSize { safe: self.up_to(dimension, now, usable), most: self.up_to(dimension, now, all) })
