@@ -357,8 +357,11 @@ fn calls_are_computed_again_always_or_never() {
     };
     let never = ["--recompute", "BertIntermediate=never", "--recompute", "BertOutput=never"];
     let of = |words: Vec<String>| plan(&words.iter().map(String::as_str).collect::<Vec<_>>());
-    assert_eq!(again(&of(with(140_000, &[]))), ["bert.encoder.layer.0"]);
-    assert_eq!(again(&of(with(140_000, &never))), ["bert.encoder.layer.0.attention"]);
+    assert_eq!(again(&of(with(140_000, &[]))), ["bert.encoder.layer.0.attention"]);
+    let selves = ["bert.encoder.layer.0.attention.self", "bert.encoder.layer.1.attention.self"];
+    assert_eq!(again(&of(with(140_000, &never))), selves);
+    let attention = with(140_000, &["--recompute", "BertAttention=never"]);
+    fails(&attention.iter().map(String::as_str).collect::<Vec<_>>(), 1, "no plan fits");
     let short = with(125_000, &never);
     fails(&short.iter().map(String::as_str).collect::<Vec<_>>(), 1, "no plan fits");
 }

@@ -283,3 +283,48 @@ fn what_replicas_share_out_is_chosen_where_it_lets_them_in() {
     assert!(without["sharding"].is_null());
     assert!(number(&chosen["step_seconds"]) < 0.99 * number(&without["step_seconds"]));
 }
+
+/// Devices of this memory in nodes of as many, with slower links between nodes.
+fn small(folder: &tempfile::TempDir, memory: u64, count: u32, nodes: u32) -> String {
+    let path = folder.path().join("small.yaml");
+    let text = format!(
+        "kind: cluster\nversion: 1\ntypes:\n  small: {{memory: {memory}, memory_bandwidth: 3.2e+11, peak: {{float32: 8.0e+12}}, \
+         host_bandwidth: 1.6e+10}}\ndevices:\n- {{type: small, count: {count}, nodes: {nodes}}}\nlevels:\n\
+         - {{name: in, bandwidth: 1.0e+10, latency: 8.0e-6}}\n- {{name: out, bandwidth: 1.0e+9, latency: 5.0e-5}}\n"
+    );
+    std::fs::write(&path, text).expect("a temporary folder can be written");
+    path.to_str().expect("a temporary path").to_string()
+}
+
+/// Where stages hardly fit, some blocks are opened and cuts at every operator are tried: with these sizes more memory once made steps a
+/// tenth and half as long again.
+#[test]
+fn more_memory_makes_no_plan_slower() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (model, sizes, nodes) in
+        [(UNET, &[598_359, 611_943, 625_835, 654_572, 916_628][..], 1), (GPT2, &[115_212, 138_657], 2)]
+    {
+        let mut least = f64::INFINITY;
+        for &size in sizes {
+            let cluster = small(&folder, size, 4 - u32::from(nodes == 1), nodes);
+            let answer = plan(&[model, "--cluster", &cluster, "--batch", "16"]);
+            let seconds = number(&answer["step_seconds"]);
+            assert!(seconds <= least * 1.001, "{model} with {size} bytes: {seconds}, {least} with fewer");
+            least = least.min(seconds);
+        }
+    }
+}
+
+/// Beyond the devices that are simulated while a plan is searched for, too.
+#[test]
+fn a_step_of_many_shards_is_as_long_as_simulated() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("plan.yaml");
+    let file = file.to_str().expect("a temporary path");
+    let asked = ["--devices", "600xt4", "--strategy", "data-parallel", "--sharding", "zero1", "-o", file];
+    let planned = number(&plan(&[&["fixtures/traces/cnn_basic.pt"][..], &asked].concat())["step_seconds"]);
+    let output = run(&["simulate", file, "--format", "json"]);
+    let simulated: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    let simulated = number(&simulated["step_seconds"]);
+    assert!((planned / simulated - 1.0).abs() < 0.05, "{planned} planned, {simulated} simulated");
+}

@@ -29,7 +29,11 @@ fn buckets(costs: &StageCosts, start: usize, end: usize) -> (usize, f64) {
         return (usize::from(seconds > 0.0), seconds);
     }
     let n_buckets = ((bytes / schema::BUCKET.0 as f64).ceil()).clamp(1.0, 4096.0);
-    (n_buckets as usize, place.all_reduce(bytes / n_buckets))
+    let each = bytes / n_buckets;
+    // Replicas that shard scatter gradients and gather parameters.
+    let shared = shared_out(costs.scorer.problem, place.run.count);
+    let is_halved = shared.sharding.is_some() && shared.sharding_group.is_none();
+    (n_buckets as usize, if is_halved { 2.0 * place.half(each) } else { place.all_reduce(each) })
 }
 
 /// Returns the seconds in which sharded replicas gather the parameters for a pass (ZeRO-3), and reduce-scatter one micro-batch's
@@ -39,7 +43,7 @@ fn shared(costs: &StageCosts, start: usize, end: usize) -> (f64, f64) {
     let half = || {
         let count = scorer.problem.training.sharers(run.count);
         let place = scorer.place(Run { count, ..run });
-        place.all_reduce(scorer.parameters(start, end)) / 2.0
+        place.half(scorer.parameters(start, end))
     };
     match shared_out(scorer.problem, run.count).sharding {
         Some(ShardingLevel::Zero3) => (half(), half()),

@@ -1,8 +1,8 @@
-//! The time of an all-reduce: the fastest of ring, tree and, across nodes, hierarchical, as in the simulator.
+//! The times of an all-reduce, the fastest of ring, tree and, across nodes, hierarchical, and of its halves, as in the simulator.
 //!
 //! The formulas of `simulator::collective` in seconds instead of whole nanoseconds, because a solver compares sums of them:
 //! `2(n-1)α + 2(n-1)/n·G/β` for a ring; `2⌈log₂ n⌉α + 2G/β` for a tree; reduce-scatter inside nodes, all-reduce between, all-gather
-//! inside. O(1) for a group.
+//! inside. A reduce-scatter or an all-gather, whose parts differ by rank, has no tree. O(1) for a group.
 
 use std::collections::BTreeMap;
 
@@ -80,6 +80,21 @@ impl Group {
         let inside = ring(bytes, self.per_node, self.inner);
         flat.min(inside + ring(bytes / self.per_node as f64, self.nodes, self.outer))
     }
+
+    /// Returns the seconds of a reduce-scatter, or of an all-gather.
+    pub(crate) fn half(&self, bytes: f64) -> f64 {
+        let n_ranks = self.nodes * self.per_node;
+        if bytes == 0.0 || n_ranks < 2 {
+            return 0.0;
+        }
+        let slowest = if self.nodes == 1 { self.inner } else { slower(self.inner, self.outer) };
+        let flat = ring(bytes, n_ranks, slowest);
+        if self.nodes == 1 || self.per_node == 1 {
+            return flat / 2.0;
+        }
+        let inside = ring(bytes, self.per_node, self.inner);
+        flat.min(inside + ring(bytes / self.per_node as f64, self.nodes, self.outer)) / 2.0
+    }
 }
 
 fn slower(a: MachineLevel, b: MachineLevel) -> MachineLevel {
@@ -127,12 +142,21 @@ mod tests {
         let (inner, outer) = (level(4.5e11, 3e-6), level(2.5e10, 1e-5));
         for (nodes, per_node) in [(1, 2), (1, 8), (2, 4), (4, 1), (3, 8)] {
             for bytes in [1_000, 1_000_000, 500_000_000] {
-                let ours = Group { nodes, per_node, inner, outer }.all_reduce(bytes as f64);
+                let ours = Group { nodes, per_node, inner, outer };
+                let (ours, half) = (ours.all_reduce(bytes as f64), ours.half(bytes as f64));
                 let (nodes, per_node) = (nodes as u32, per_node as u32);
                 let group =
                     simulator::collective::Group { nodes, per_node, inner: link(inner), outer: link(outer) };
-                let theirs = time(Collective::AllReduce, Algorithm::Fastest, bytes, &group) as f64 * 1e-9;
-                assert!((ours - theirs).abs() < 1e-8, "{nodes}x{per_node} {bytes}: {ours} is not {theirs}");
+                let theirs = |what| time(what, Algorithm::Fastest, bytes, &group) as f64 * 1e-9;
+                for (what, ours) in [
+                    (Collective::AllReduce, ours),
+                    (Collective::ReduceScatter, half),
+                    (Collective::AllGather, half),
+                ] {
+                    let theirs = theirs(what);
+                    let told = format!("{what:?} {nodes}x{per_node} {bytes}: {ours} is not {theirs}");
+                    assert!((ours - theirs).abs() < 1e-8, "{told}");
+                }
             }
         }
     }

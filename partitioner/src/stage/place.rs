@@ -97,6 +97,11 @@ impl Place {
         self.wires.iter().map(|(_, after)| after.0).fold(0.0, f64::max) / self.run.count as f64
     }
 
+    /// Seconds of one reduce-scatter, or all-gather, over the replicas.
+    pub(crate) fn half(&self, bytes: f64) -> f64 {
+        self.groups.iter().map(|group| group.half(bytes)).reduce(f64::min).unwrap_or(0.0)
+    }
+
     /// Seconds of one all-reduce over the replicas.
     pub(crate) fn all_reduce(&self, bytes: f64) -> f64 {
         self.groups.iter().map(|group| group.all_reduce(bytes)).reduce(f64::min).unwrap_or(0.0)

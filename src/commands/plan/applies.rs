@@ -167,6 +167,7 @@ fn given(plan: &Plan) -> Result<(), Failure> {
         ("--sequence-parallel", asking.sequence_parallel.is_some()),
         ("--spatial", asking.spatial.is_some()),
         ("--context-parallel", asking.context_parallel.is_some()),
+        ("--expert-parallel", asking.expert_parallel.is_some()),
         ("--on-first", !asking.on_first.is_empty()),
         ("--effort", asking.effort != EffortArgument::default()),
     ];

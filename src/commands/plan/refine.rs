@@ -14,6 +14,8 @@ use super::asked::{Asked, Question};
 
 /// Operators × devices up to which every operator is a block of its own.
 const FEW: usize = 3_000;
+/// The same where memory is short, which takes longer.
+const FEWER: usize = 1_500;
 /// The most blocks for pipelines of as many stages as devices.
 const MOST_WANTED: usize = 64;
 /// Rounds in a row without a gain after which opening blocks stops.
@@ -94,9 +96,14 @@ impl<'a> Search<'a> {
         let finer = Some(model.enough(wanted, joined))
             .filter(|finer| *finer != coarse && (self.n_blocks() < wanted || next.is_none()));
         let next = finer.and_then(|finer| self.look(&finer)).or(next);
-        // If memory is short, small parts of a small model save less than whole calls.
-        if let Some(next) = next.filter(|_| !is_small) {
+        if let Some(next) = next {
             self.refine(next);
+        }
+        // If memory is short, single operators save less than whole calls, but cuts may lie anywhere.
+        if self.best.is_none() && is_small {
+            self.look(&model.finest(joined));
+        } else if model.n_working() * devices <= FEWER {
+            self.refine(model.finest(joined));
         }
     }
 

@@ -1,6 +1,6 @@
 //! The best plan of a model on a cluster, over sharing of layers or images and over micro-batch sizes.
 
-use partitioner::Planned;
+use partitioner::{Planned, Solution};
 
 use super::{
     alone::{planned_alone, ranked},
@@ -17,6 +17,11 @@ use crate::{
 
 /// The most devices for which sharing of layers is searched unasked: each number of sharers takes as long as all else.
 const MOST_UNASKED: usize = 64;
+
+/// The most values that an operator may take for it: where layers take all before them, as DenseNet's do, it takes minutes.
+const MOST_INPUTS: usize = 12;
+/// A plan that saves memory is slow if it takes this many times its lower bound.
+const SLOW: f64 = 1.5;
 
 /// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches if none is
 /// requested.
@@ -88,11 +93,15 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     }
     let mut shared = vec![layers];
     shared.extend(sharing::has_experts(&whole.graph).then_some(Way::Experts));
-    // Where one device has room for all, sharing layers seldom pays, and a search for each number would take its time.
-    if let (Ok((asked, _)), Degree::IfNeeded) = (&found, request.tensor_parallel)
-        && !asked.problem.fits_one_device()
+    // Where one device has room for all, sharing layers seldom pays, and a search for each number would take its time; unless
+    // memory makes the plan slow.
+    let is_slow = |best: &Solution| best.saves_memory() && best.seconds() > SLOW * best.lower_bound;
+    if let (Ok((asked, solved)), Degree::IfNeeded) = (&found, request.tensor_parallel)
+        && (!asked.problem.fits_one_device() || is_slow(&solved.best))
     {
-        if request.cluster.devices.len() <= MOST_UNASKED {
+        let inputs = whole.graph.operators.iter().map(|operator| operator.inputs.len());
+        let is_dense = asked.problem.fits_one_device() && inputs.max() > Some(MOST_INPUTS);
+        if request.cluster.devices.len() <= MOST_UNASKED && !is_dense {
             return group_search::planned_best(whole, request, found, &shared);
         }
         failure::note(
