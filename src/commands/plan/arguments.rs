@@ -109,7 +109,8 @@ pub struct PlanArguments {
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub context_parallel: Option<Degree>,
     /// Devices that each hold a part of the samples or positions, a part of the experts of each mixture, and all other
-    /// weights: 8 for the experts of a node, or auto for the fastest number [default: none]
+    /// weights: 8 for the experts of a node, or auto for the fastest number [default: looked at beside --tensor-parallel
+    /// where a model with experts fits no single device, else none]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub expert_parallel: Option<Degree>,
     /// With --context-parallel: calls that only the first of these devices runs, with weights that no other holds:
