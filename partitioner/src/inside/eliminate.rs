@@ -8,7 +8,7 @@
 //!
 //! A table above a limit is not made: the tables that contain the operator are then eliminated in groups
 //! (mini-buckets), each as if it could choose independently. That gives a lower bound, and the strategies found are
-//! costed exactly.
+//! costed exactly. After as many costs as take some seconds, as where layers take all before them, the limit is lower.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -16,6 +16,11 @@ use super::{Choices, Cost, Matrix, choices::Edge, dead_ends::Alive};
 
 /// The most cells of a table: 128 MiB.
 const MAX_CELLS: usize = 1 << 24;
+
+/// The same after this many costs, of which a processor compares some hundred million a second.
+const FEW_CELLS: usize = 1 << 16;
+/// See `FEW_CELLS`.
+const MANY_COSTS: usize = 1 << 29;
 
 /// The strategies found, and their optimality.
 #[derive(Clone, Debug, PartialEq)]
@@ -154,6 +159,7 @@ impl Elimination {
             (0..this.sizes.len()).map(|node| cells_of(node, &tables, &naming, &this.sizes).0).collect();
         let mut queue: BTreeSet<(usize, usize)> =
             (0..cells.len()).filter(|node| !keep.contains(node)).map(|node| (cells[node], node)).collect();
+        let mut costs = 0_usize;
         while let Some((_, node)) = queue.pop_first() {
             let (_, neighbours) = cells_of(node, &tables, &naming, &this.sizes);
             let mut named: Vec<Table> =
@@ -161,12 +167,15 @@ impl Elimination {
             if named.is_empty() {
                 this.constant += least(&this.prices[node]);
             }
-            let groups = this.groups(node, &mut named, max_cells);
+            let is_late = costs > MANY_COSTS && max_cells < usize::MAX;
+            let groups =
+                this.groups(node, &mut named, if is_late { max_cells.min(FEW_CELLS) } else { max_cells });
             let is_one = groups.len() == 1 && this.sizes[node] <= 1 + usize::from(u8::MAX);
             let mut known = None;
             for (number, group) in groups.into_iter().enumerate() {
                 let prices = if number > 0 { vec![0.0; this.sizes[node]] } else { this.prices[node].clone() };
                 let (table, picks) = this.join(node, &prices, group, is_one);
+                costs = costs.saturating_add(table.cells().len().saturating_mul(prices.len()));
                 known = picks.map(|picks| Chosen::Known { scope: table.scope.clone(), picks });
                 match table.scope.as_slice() {
                     [only] => {
