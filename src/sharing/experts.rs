@@ -15,8 +15,7 @@ const EXPERTS: Slice = Slice { dim: 0, blocks: 1 };
 
 /// Tells whether a model has products of rows with the matrices of their experts.
 pub fn has_experts(graph: &ModelGraph) -> bool {
-    let row = |operator: &graph::Operator| ::operators::find(::operators::plain(operator.short_name()).0);
-    graph.operators.iter().filter_map(row).any(|row| row.split == Split::GroupedProduct)
+    graph.operators.iter().filter_map(|operator| operator.row()).any(|row| row.split == Split::GroupedProduct)
 }
 
 /// Returns the layouts of stored tensors: experts are shared out, all else is whole.
@@ -46,8 +45,7 @@ pub(super) fn are_cut(context: &Context<'_>, cuts: &BTreeMap<TensorId, Slice>) -
 /// Tells whether devices share work beside that of experts.
 pub(super) fn share_samples(context: &Context<'_>, is_split: &[bool]) -> bool {
     let is_beside = |at: usize| {
-        let operator = context.graph.operator(OperatorId(at as u32));
-        let row = ::operators::find(::operators::plain(operator.short_name()).0);
+        let row = context.graph.operator(OperatorId(at as u32)).row();
         row.is_some_and(|row| matches!(row.split, Split::Linear | Split::Matmul | Split::Attention))
     };
     is_split.iter().enumerate().any(|(at, is_split)| *is_split && is_beside(at))

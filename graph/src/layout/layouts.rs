@@ -45,13 +45,6 @@ pub struct Taken {
     pub blocks: u64,
 }
 
-impl Taken {
-    /// Returns the slice of rows that a device has.
-    pub fn slice(self) -> Slice {
-        Slice { dim: 0, blocks: self.blocks }
-    }
-}
-
 /// The dimension and blocks that a cut divides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slice {
