@@ -55,6 +55,13 @@ class Ranks:
             "gloo", init_method=f"file://{about['store']}", rank=self.number, world_size=self.size, timeout=timedelta(minutes=10)
         )
         self.group = dist.group.WORLD
+        self.shards = [self.group]
+        if about["groups"] > 1:
+            each = self.size // about["groups"]
+            inner = [range(first, first + each) for first in range(0, self.size, each)]
+            outer = [range(place, self.size, each) for place in range(each)]
+            made = {ranks: dist.new_group(list(ranks)) for ranks in (*inner, *outer)}
+            self.shards = [made[ranks] for ranks in (inner[self.number // each], outer[self.number % each])]
 
     @property
     def is_first(self):
@@ -82,7 +89,7 @@ class Ranks:
 
     def shard_of(self, module):
         """Returns this rank's shard of a stage, whose exchanges are counted."""
-        shard = module.Shard(self.group)
+        shard = module.Shard(*self.shards)
         names = type(shard).__init__.__globals__
         if not isinstance(names["dist"], Counting):
             names["dist"] = Counting(names["dist"], self)

@@ -248,7 +248,29 @@ impl Workspace {
         degree: u32,
         way: Way<'_>,
     ) -> Result<Self, Failure> {
-        let subject = sharing::Subject {
+        let (groups, each) = (way.groups(), degree / way.groups().max(1));
+        if groups.checked_mul(each) != Some(degree) || groups > 1 && each < 2 {
+            return Err(Failure::input(format!(
+                "{groups} groups (`context_parallel`) of at least two devices each cannot be made of {degree} devices"
+            )));
+        }
+        let devices = (cluster, models, rounding);
+        if groups == 1 {
+            return self.one_device(sharing::shared_by(&self.subject(devices, (each, 1)), way)?);
+        }
+        let part = sharing::shared_by(&self.subject(devices, (groups, each)), Way::Positions(&[]))?;
+        let part = self.one_device(part)?;
+        let own = sharing::shared_by(&part.subject(devices, (each, 1)), way.in_group())?;
+        part.one_device(own.in_groups(part.shared.as_ref().expect("it is shared")))
+    }
+
+    /// Returns this model, to be shared by so many devices, each the given number of places behind the one before.
+    fn subject<'a>(
+        &'a self,
+        (cluster, models, rounding): (&'a Cluster, &'a CostModels, Rounding),
+        (degree, stride): (u32, u32),
+    ) -> sharing::Subject<'a> {
+        sharing::Subject {
             program: self.program(),
             graph: &self.graph,
             costs: &self.costs,
@@ -257,8 +279,13 @@ impl Workspace {
             models,
             rounding,
             degree,
-        };
-        let shared = sharing::shared_by(&subject, way)?;
+            links: sharing::links(cluster, degree, stride),
+            of_groups: stride > 1,
+        }
+    }
+
+    /// Returns the workspace of a device's part of this model.
+    fn one_device(&self, shared: SharedModel) -> Result<Self, Failure> {
         // The digest is that of the model.
         let digest = OnceCell::from(self.file.digest().to_string());
         let file = ModelFile { file: Arc::clone(&self.file.file), program: shared.program.clone(), digest };

@@ -542,6 +542,114 @@ fn experts_and_samples_lie_on_different_devices() {
     }
 }
 
+/// A decoder with grouped heads that returns its loss, of which some targets do not count.
+const WITH_LOSS: &str = r#"
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Layer(nn.Module):
+    def __init__(self, width, heads, keys):
+        super().__init__()
+        self.heads, self.keys, size = heads, keys, width // heads
+        self.norm, self.after = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, n * size, bias=False) for n in (heads, keys, keys))
+        self.o, self.up, self.down = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        y = self.norm(x)
+        split = lambda z, n: z.view(x.size(0), x.size(1), n, -1).transpose(1, 2)
+        q, k, v = split(self.q(y), self.heads), split(self.k(y), self.keys), split(self.v(y), self.keys)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.o(y.transpose(1, 2).reshape(x.size()))
+        return x + self.down(F.silu(self.up(self.after(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self, width=32, words=96):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(64, width)
+        self.layers = nn.ModuleList(Layer(width, 4, 2) for _ in range(2))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, words, labels):
+        x = self.words(words) + self.places(torch.arange(words.size(1)))
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten(), ignore_index=3)
+"#;
+
+/// Groups have a part of the positions each, and devices of a group share its layers.
+#[test]
+fn positions_and_layers_are_shared_at_once() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let (folder, model, source, cluster) =
+        (path("out"), path("decoder.pt"), path("decoder.py"), path("cluster.yaml"));
+    let (folder, model) = (folder.as_str(), model.as_str());
+    fs::write(&source, WITH_LOSS).unwrap();
+    let words = "2x16:int64";
+    let from = format!("{source}:Decoder");
+    let (is_traced, said) =
+        command(&["trace", &from, "--input", words, "--input", words, "--seed", "1", "--train", "-o", model]);
+    assert!(is_traced, "{said}");
+    // Two nodes of four devices, over links on which bytes count more than calls.
+    let text = "kind: cluster\nversion: 1\ntypes:\n  slow: {memory: 60000000000, memory_bandwidth: 1.0e+12, peak: {float32: 1.0e+9}}\n\
+        devices:\n- {type: slow, count: 4, nodes: 2}\nlevels:\n\
+        - {name: inside, bandwidth: 1.0e+10, latency: 0}\n- {name: between, bandwidth: 1.0e+9, latency: 0}\n";
+    fs::write(&cluster, text).unwrap();
+    let asked = ["--cluster", &cluster, "--tensor-parallel", "2", "--context-parallel", "4", "--stages", "1"];
+    let (is_split, said) = command(&[&["split", model][..], &asked, &["-o", folder]].concat());
+    assert!(is_split && said.contains("samples or positions in 4 parts, each layer on 2 devices"), "{said}");
+    let read = |name: &str| fs::read_to_string(Path::new(folder).join(name)).unwrap();
+    let (plan, stage) = (read("plan.yaml"), read("stages/stage_0.py"));
+    assert!(plan.contains("\ncontext_parallel: 4\n") && plan.contains("degree: 8"), "{plan}");
+    for call in ["outer.attention", "outer.gather_split", "outer.per_target", "cross_entropy", "reduce"] {
+        assert!(stage.contains(&format!("self.shard.{call}(")), "{call}: {stage}");
+    }
+    let told = "--tensor-model-parallel-size 2 --context-parallel-size 4";
+    assert!(read("exports/megatron.txt").contains(told) && !read("exports/README.md").contains("- `vllm"));
+    let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2"]);
+    assert!(is_same && said.contains("all 8 ranks hold are the same to the last bit"), "{said}");
+    assert!(said.contains("the sources match the plan") && !said.contains("PLANNED"), "{said}");
+    // A plan means what it meant where it was made.
+    let step = |more: &[&str]| {
+        let (is_planned, said) = command(&[&["plan", model, "--cluster", &cluster][..], more].concat());
+        assert!(is_planned, "{said}");
+        said.split(" per step").next().unwrap_or_default().to_string()
+    };
+    assert_eq!(step(&["--check", &format!("{folder}/plan.yaml")]), step(&asked[2..]));
+    // Gradients of which each group has a term alone.
+    let place_of_fault = Path::new(folder).join("stages/stage_0.py");
+    let fault = stage.replacen(
+        "self.shard.outer.copy(self.layers[0].q.weight)",
+        "self.shard.copy(self.layers[0].q.weight)",
+        1,
+    );
+    assert_ne!(fault, stage);
+    fs::write(&place_of_fault, fault).unwrap();
+    let (is_same, said) = command(&["verify", folder, "--steps", "1", "--allow-changes"]);
+    assert!(!is_same && said.contains("gradient of layers.0.q.weight"), "{said}");
+    // Two stages of two groups of two devices, trained; one such stage with replicas that share out the optimizer.
+    let (out, both) = (place.path().join("both"), path("both"));
+    let asked = ["--cluster", &cluster, "--tensor-parallel", "2", "--context-parallel", "2", "--stages"];
+    let (is_split, said) =
+        command(&[&["split", model][..], &asked, &["2", "--micro-batches", "2", "-o", &both]].concat());
+    assert!(is_split, "{said}");
+    let (is_same, said) = check_forked(&out, 8, &[]);
+    assert!(is_same && said.contains("on 8 ranks") && said.contains("the same"), "{said}");
+    for (options, expected) in [
+        (["--tensor-parallel", "2", "--context-parallel", "auto"], "in only one of these ways"),
+        (["--tensor-parallel", "3", "--context-parallel", "2"], "does not divide the 4 devices"),
+        (["--tensor-parallel", "4", "--context-parallel", "3"], "does not divide the 4 devices"),
+        (["--tensor-parallel", "4", "--context-parallel", "2"], ""),
+    ] {
+        let (is_planned, said) = command(&[&["plan", model, "--cluster", &cluster][..], &options].concat());
+        assert!(is_planned == expected.is_empty() && said.contains(expected), "{said}");
+    }
+}
+
 /// AlexNet as FlexFlow places it over a slow link, small.
 const ALEXNET: &str = r#"
 from torch import nn

@@ -9,6 +9,7 @@ use crate::{
     error::CutError,
     manifest::{About, Facts, manifest},
     names::Names,
+    nodes::{INNER, OUTER},
     pipeline::{Carried, Pipeline, Port},
     python, torchscript,
 };
@@ -42,7 +43,7 @@ pub fn stages(
     targets: Targets,
 ) -> Result<(Vec<File>, Manifest), CutError> {
     // Without this check names of the archive would become code.
-    let shared = about.shards.iter().map(|_| "shard".to_string());
+    let shared = about.shards.iter().flat_map(|_| [INNER, OUTER]).map(str::to_string);
     let spaces: Vec<String> = about.operators.iter().cloned().chain(shared).collect();
     check_operators(program, &spaces).map_err(|mut faults| faults.swap_remove(0))?;
     if about.shards.is_some() && targets.torchscript {

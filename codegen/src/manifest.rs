@@ -10,7 +10,7 @@ use tracer::{Constant, Operand, Program, Role, TensorType, Type, ValueId};
 
 use crate::{
     names::Names,
-    nodes::split,
+    nodes::{is_exchange, split},
     pipeline::{Carried, Pipeline, Port, Skips, Source, Stage, Step},
 };
 
@@ -77,6 +77,8 @@ pub struct About {
 pub struct Shards {
     /// Ranks that share a stage.
     pub degree: u32,
+    /// Groups of them that share it first, each of which shares its part further; 1 without groups.
+    pub groups: u32,
     /// Parameters and buffers that are cut.
     pub cuts: Cuts,
     /// Exchanges, by the first result of the operator that makes them.
@@ -96,7 +98,7 @@ impl About {
         let paths = stage.tensors.iter().map(|id| program.tensors[id.index()].path.as_str());
         let cuts: Cuts = paths.filter_map(|path| Some((path.to_string(), *shards.cuts.get(path)?))).collect();
         let exchanges = |step: &Step| match step {
-            Step::Run { node, .. } => split(&program.nodes[node.index()].operator).0 == "shard",
+            Step::Run { node, .. } => is_exchange(split(&program.nodes[node.index()].operator).0),
             _ => false,
         };
         (!cuts.is_empty() || stage.steps.iter().any(exchanges)).then_some(cuts)
@@ -220,6 +222,7 @@ pub fn manifest(
         stages: stages.collect(),
         tied: tied.collect(),
         shards: about.shards.as_ref().map(|shards| shards.degree),
+        shard_groups: about.shards.as_ref().map(|shards| shards.groups).filter(|groups| *groups > 1),
         files: BTreeMap::new(),
     }
 }

@@ -70,10 +70,22 @@ pub fn out_of_place(operator: &str) -> Option<String> {
     (space == "aten" && has_form).then(|| format!("{space}::{plain}"))
 }
 
+/// The name spaces of operators on shared layers: of the devices of a group, and of groups that share further inside.
+pub const INNER: &str = "shard";
+/// See [`INNER`].
+pub const OUTER: &str = "outer";
+
+/// Tells whether a name space is one of operators on shared layers.
+pub fn is_exchange(space: &str) -> bool {
+    matches!(space, INNER | OUTER)
+}
+
 /// Tells whether a node may be recomputed in another stage instead of sending its result.
 pub fn is_cheap(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
-    let Some(row) = find(name).filter(|_| matches!(space, "aten" | "prim" | "shard")) else { return false };
+    let Some(row) = find(name).filter(|_| matches!(space, "aten" | "prim" | INNER | OUTER)) else {
+        return false;
+    };
     (row.has(Mark::Cheap) || row.has(Mark::NoGradient) || row.memory != Memory::Fresh)
         && !row.has(Mark::Random)
         && !row.has(Mark::Unset)

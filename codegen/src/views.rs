@@ -5,7 +5,7 @@
 use operators::{Mark, Memory, OperatorClass, ShapeRule, find, has};
 use tracer::{Node, Operand};
 
-use crate::nodes::{is_in_place, rule_of, split};
+use crate::nodes::{INNER, OUTER, is_in_place, rule_of, split};
 
 /// Tells whether the result of an operator of this name may share memory with its first argument.
 pub fn may_share(name: &str) -> bool {
@@ -27,7 +27,7 @@ pub fn is_view(node: &Node) -> bool {
         ),
         "torchvision" => false,
         // On one device an exchange does nothing.
-        "shard" => {
+        INNER | OUTER => {
             !find(name).is_some_and(|row| matches!(row.class, OperatorClass::Norm | OperatorClass::Embedding))
         }
         _ => true,
@@ -39,7 +39,7 @@ pub fn is_wide_view(node: &Node) -> bool {
     let (space, name) = split(&node.operator);
     match space {
         "aten" => has(name, Mark::AliasesAll),
-        "torchvision" | "shard" => false,
+        "torchvision" | INNER | OUTER => false,
         _ => is_view(node),
     }
 }

@@ -271,7 +271,7 @@ impl<'p> Builder<'p> {
         let (signatures, rule) = self.signatures.entry(&node.operator).or_insert_with(|| {
             let short = node.operator.rsplit("::").next().unwrap_or(&node.operator);
             // Another library's `linear` may be anything.
-            let is_ours = ["aten::", "prim::", "torchvision::", "shard::"]
+            let is_ours = ["aten::", "prim::", "torchvision::", "shard::", "outer::"]
                 .iter()
                 .any(|ns| node.operator.starts_with(ns));
             let rule = if is_ours { rule(operators::plain(short).0) } else { None };

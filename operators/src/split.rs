@@ -86,4 +86,6 @@ pub enum Split {
     Pad,
     /// Samples.
     Recurrent,
+    /// Dimensions that an exchange between groups of devices leaves alone, and terms of sums.
+    Exchanged,
 }

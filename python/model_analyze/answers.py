@@ -1326,6 +1326,9 @@ class _SharedAnswer(TypedDict):
 class SharedAnswer(_SharedAnswer, total=False):
     """Layers that devices share."""
 
+    # Groups of these devices, if each group has a part of the samples or positions.
+    context_parallel: Union[int, None]
+
     # The dimension along which images are in bands, one per device; absent if weights and values are cut into equal
     # slices.
     bands: Union[int, None]

@@ -47,6 +47,10 @@ pub struct Manifest {
     /// is cut.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<u32>,
+    /// Number of groups that these ranks are in, if groups share each stage first, and the ranks of each group share its
+    /// part: neighbours are in one group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard_groups: Option<u32>,
     /// All other files of the folder, by their relative paths. Empty in folders of earlier versions.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, FileDigest>,

@@ -58,6 +58,10 @@ pub struct Plan {
     /// Whether values between shared layers are in parts of the sequences; absent if that is chosen with the cuts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence_parallel: Option<SequenceParallel>,
+    /// Parts of the samples or positions, if groups of the devices that share layers have one each; `cuts` are those of a
+    /// group's devices. Absent if there is one group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_parallel: Option<u32>,
     /// Set if the plan is for inference: nothing is trained, and stages hold no gradients and no optimizer state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inference: Option<Inference>,

@@ -256,6 +256,9 @@ pub struct StageAnswer {
 pub struct SharedAnswer {
     /// Devices that share each layer.
     pub degree: u32,
+    /// Groups of these devices, if each group has a part of the samples or positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_parallel: Option<u32>,
     /// The dimension along which images are in bands, one per device; absent if weights and values are cut into equal
     /// slices.
     #[serde(default, skip_serializing_if = "Option::is_none")]

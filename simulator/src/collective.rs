@@ -187,6 +187,8 @@ fn hierarchical(collective: Collective, bytes: u64, group: &Group) -> Parts {
         Collective::AllReduce => inside(Collective::ReduceScatter)
             .then(between(Collective::AllReduce))
             .then(inside(Collective::AllGather)),
+        // Of all that a rank has, the parts of other nodes' ranks leave the node.
+        Collective::AllToAll => inside(collective).then(ring(collective, bytes, nodes, group.outer)),
         other => inside(other).then(between(other)),
     }
 }

@@ -231,6 +231,7 @@ impl Verify {
             tolerance: self.tolerance(),
             float64: self.float64,
             ranks,
+            groups: stages.manifest.shard_groups.filter(|_| ranks > 1).unwrap_or(1),
             threads,
         };
         let python = Python::find(self.python.as_deref());

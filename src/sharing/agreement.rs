@@ -11,7 +11,7 @@ use schema::short_cluster;
 
 use super::{
     choice::Chosen,
-    model::{OperatorSearch, Subject},
+    model::{OperatorSearch, Subject, links},
     operators::{Parts, best, micro_batch, ways},
 };
 use crate::cost_models::CostModels;
@@ -105,6 +105,8 @@ fn no_split_that_can_be_written_is_faster() {
             models: &models,
             rounding: Rounding::Own,
             degree,
+            links: links(&cluster, degree, 1),
+            of_groups: false,
         };
         let search = OperatorSearch { name: "optcnn", random: None, optimizer_factor: 2.0, micro_batches: 1 };
         let context = Context::of_all(&graph, u64::from(degree));
@@ -159,7 +161,19 @@ fn splits_are_chosen_by_times_of_rounded_products() {
     let seconds = |device: &str, rounding| {
         let cluster = short_cluster(device, &models.devices()).expect("it is one");
         let (cluster, program, graph, costs, models) = (&cluster, &program, &graph, &costs, &models);
-        let subject = Subject { program, graph, costs, inputs: &[], cluster, models, rounding, degree: 2 };
+        let links = links(cluster, 2, 1);
+        let subject = Subject {
+            program,
+            graph,
+            costs,
+            inputs: &[],
+            cluster,
+            models,
+            rounding,
+            degree: 2,
+            links,
+            of_groups: false,
+        };
         subject.predicted(graph, costs).expect("it has a time").operator(OperatorId(0)).forward.seconds
     };
     assert!(seconds("2xa100", Rounding::Tf32) < 0.5 * seconds("2xa100", Rounding::Own));

@@ -28,8 +28,12 @@ use crate::{cost_models::CostModels, failure::Failure, nearest, operations::oper
 pub struct SharedModel {
     /// The program of one device; stored tensors have the sizes of a part.
     pub program: Program,
-    /// Number of devices that share it.
+    /// Number of devices that share it, of a group.
     pub degree: u64,
+    /// What joins them.
+    pub links: collective::Group,
+    /// What groups share first, if devices are in several; all else is of the devices of a group.
+    pub outer: Option<Outer>,
     /// The dimension along which images are in bands; `None` if weights and values are cut into equal slices.
     pub bands: Option<usize>,
     /// The cuts of stored tensors.
@@ -58,6 +62,19 @@ pub struct SharedModel {
     pub alone: Option<f64>,
 }
 
+/// What several groups of devices share: each has a part of the samples or positions.
+#[derive(Clone)]
+pub struct Outer {
+    /// Number of groups.
+    pub groups: u64,
+    /// What joins them.
+    pub links: collective::Group,
+    /// Exchanges between devices of the same place in their groups, by their node.
+    pub exchanges: BTreeMap<NodeId, Exchange>,
+    /// Exchanges inside operators, by their node.
+    pub inside: BTreeMap<NodeId, Inside>,
+}
+
 /// Accesses to each byte of parameters in an optimizer's step: parameters, gradients and state are read and written.
 const TOUCHED: f64 = 7.0;
 
@@ -67,8 +84,9 @@ pub(super) const INSISTENCE: f64 = 10.0;
 /// The ways to share a model.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Way<'a> {
-    /// Layers: weights and values are cut in the fastest way.
-    Layers(Option<SequenceParallel>),
+    /// Layers: weights and values are cut in the fastest way; by devices of so many groups, each of which has a part of the
+    /// samples or positions.
+    Layers(Option<SequenceParallel>, u32),
     /// Images, in bands of rows or of columns, whichever is faster.
     Bands,
     /// Samples, or positions of their sequences, whichever is faster; weights are whole, except those of calls that
@@ -76,8 +94,8 @@ pub enum Way<'a> {
     Positions(&'a [String]),
     /// Samples or positions, and the experts of mixtures; all other weights are whole.
     Experts,
-    /// The cuts of a plan.
-    Cuts(&'a indexmap::IndexMap<String, Cut>, Option<SequenceParallel>),
+    /// The cuts of a plan; by devices of so many groups.
+    Cuts(&'a indexmap::IndexMap<String, Cut>, Option<SequenceParallel>, u32),
     /// Each operator in its own way, as this search finds.
     Operators(OperatorSearch),
     /// The same as a plan has it: the splits of operators, and the cuts of parameters.
@@ -110,7 +128,7 @@ impl<'a> Way<'a> {
     /// Returns the way of a plan whose devices share layers.
     pub fn of_plan(plan: &'a Plan) -> Self {
         if plan.operators.is_empty() {
-            Self::Cuts(&plan.cuts, plan.sequence_parallel)
+            Self::Cuts(&plan.cuts, plan.sequence_parallel, plan.context_parallel.unwrap_or(1))
         } else {
             Self::Given(&plan.operators, &plan.cuts)
         }
@@ -120,8 +138,8 @@ impl<'a> Way<'a> {
     fn keeps_weights(self) -> bool {
         match self {
             Way::Positions(_) => true,
-            Way::Cuts(cuts, _) => cuts.values().all(|cut| cut.on_first),
-            Way::Layers(_) | Way::Bands | Way::Experts | Way::Operators(_) | Way::Given(..) => false,
+            Way::Cuts(cuts, ..) => cuts.values().all(|cut| cut.on_first),
+            Way::Layers(..) | Way::Bands | Way::Experts | Way::Operators(_) | Way::Given(..) => false,
         }
     }
 
@@ -131,15 +149,32 @@ impl<'a> Way<'a> {
             Way::Bands => "--spatial",
             Way::Positions(_) => "--context-parallel",
             Way::Experts => "--expert-parallel",
-            Way::Layers(_) | Way::Cuts(..) => "--tensor-parallel",
+            Way::Layers(..) | Way::Cuts(..) => "--tensor-parallel",
             Way::Operators(_) | Way::Given(..) => "--strategy",
+        }
+    }
+
+    /// Returns the number of groups that have a part of the samples or positions each.
+    pub fn groups(self) -> u32 {
+        match self {
+            Way::Layers(_, groups) | Way::Cuts(_, _, groups) => groups,
+            _ => 1,
+        }
+    }
+
+    /// Returns how the devices of one group share its part.
+    pub fn in_group(self) -> Self {
+        match self {
+            Way::Layers(held, _) => Way::Layers(held, 1),
+            Way::Cuts(cuts, held, _) => Way::Cuts(cuts, held, 1),
+            other => other,
         }
     }
 
     /// Returns the form of values between shared layers.
     pub fn sequence_parallel(self) -> Option<SequenceParallel> {
         match self {
-            Way::Layers(held) | Way::Cuts(_, held) => held,
+            Way::Layers(held, _) | Way::Cuts(_, held, _) => held,
             Way::Bands | Way::Positions(_) | Way::Experts | Way::Operators(_) | Way::Given(..) => None,
         }
     }
@@ -164,6 +199,10 @@ pub struct Subject<'a> {
     pub rounding: Rounding,
     /// Number of devices that share each layer.
     pub degree: u32,
+    /// What joins them.
+    pub links: collective::Group,
+    /// Whether each is a group of devices, which share its part further.
+    pub of_groups: bool,
 }
 
 impl<'a> Subject<'a> {
@@ -183,7 +222,7 @@ impl<'a> Subject<'a> {
 
     /// Seconds of an exchange of a value of the given bytes over all devices.
     pub(super) fn exchange(&self, what: Collective, bytes: u64) -> f64 {
-        exchange_seconds(what, bytes, self.degree, inner_link(self.cluster))
+        exchange_seconds(what, bytes, &self.links)
     }
 
     /// Returns the strategies that are fastest by the times of whole operators, dealt out, and the view of the model
@@ -191,6 +230,7 @@ impl<'a> Subject<'a> {
     pub(super) fn dealt_out(&self, way: Way<'_>) -> Result<(Context<'a>, Chosen), Failure> {
         let Self { program, graph, costs, degree, .. } = *self;
         let mut contexts = contexts(graph, program, degree, way)?;
+        contexts.iter_mut().for_each(|context| context.of_groups = self.of_groups);
         let (_, figures) = self.figures()?;
         let predicted = self.predicted(graph, costs)?;
         let seconds = |id: OperatorId| {
@@ -269,6 +309,8 @@ impl<'a> Subject<'a> {
             operations: operations(graph, costs),
             program: made.program,
             degree: made.degree,
+            links: self.links,
+            outer: None,
             bands: context.images.as_ref().map(|images| 2 + images.along),
             exchanges: made.exchanges,
             inside: made.inside,
@@ -313,15 +355,15 @@ pub fn shared_by_parts(subject: &Subject<'_>, way: Way<'_>) -> Result<SharedMode
             "choose sizes that the number of devices divides, or --tensor-parallel, where each device has all samples",
         ));
     }
-    if matches!(way, Way::Layers(_)) && context.images.is_none() && made.cuts.is_empty() {
+    if matches!(way, Way::Layers(..)) && context.images.is_none() && made.cuts.is_empty() {
         // The plan will have no cuts, and must mean the same when it is read.
         return shared_by_parts(subject, Way::Positions(&[]));
     }
-    let is_read_from_cuts = matches!(way, Way::Layers(_)) || !made.on_first.is_empty();
+    let is_read_from_cuts = matches!(way, Way::Layers(..)) || !made.on_first.is_empty();
     if is_read_from_cuts && !matches!(way, Way::Cuts(..)) {
         // Who reads the plan knows the cuts alone. Of ways that are equally fast with these, the one that it finds is planned.
         let cuts = made.named_cuts(subject.program);
-        let read = shared_by_parts(subject, Way::Cuts(&cuts, way.sequence_parallel()))?;
+        let read = shared_by_parts(subject, Way::Cuts(&cuts, way.sequence_parallel(), 1))?;
         return Ok(SharedModel { seconds: (read.seconds.0, made.seconds.1), ..read });
     }
     if way.keeps_weights() && !is_split.contains(&true) {
@@ -344,8 +386,8 @@ fn contexts<'g>(
 ) -> Result<Vec<Context<'g>>, Failure> {
     let n = u64::from(degree);
     let along = match way {
-        Way::Cuts(cuts, _) => bands_in(cuts, program)?,
-        Way::Layers(_) | Way::Positions(_) | Way::Experts => None,
+        Way::Cuts(cuts, ..) => bands_in(cuts, program)?,
+        Way::Layers(..) | Way::Positions(_) | Way::Experts => None,
         Way::Operators(_) | Way::Given(..) => return Ok(vec![Context::of_all(graph, n)]),
         Way::Bands => {
             let all = (0..3).map(|along| Context::in_bands(graph, n, along));
@@ -376,7 +418,7 @@ fn contexts<'g>(
 fn cuts_experts(context: &Context<'_>, way: Way<'_>) -> Result<bool, Failure> {
     match way {
         Way::Experts => experts::check(context).map(|()| true),
-        Way::Cuts(cuts, _) => {
+        Way::Cuts(cuts, ..) => {
             Ok(experts::are_all(context, &named(context.graph, cuts, context.degree as u32)?))
         }
         _ => Ok(false),
@@ -391,7 +433,7 @@ fn given(
     way: Way<'_>,
 ) -> Result<BTreeMap<TensorId, Layout>, Failure> {
     let given = match way {
-        Way::Cuts(cuts, _) if contexts[0].images.is_none() => named(graph, cuts, degree)?,
+        Way::Cuts(cuts, ..) if contexts[0].images.is_none() => named(graph, cuts, degree)?,
         Way::Positions(calls) => first::given(graph, calls)?,
         Way::Experts => experts::given(&contexts[0]),
         _ => BTreeMap::new(),
@@ -475,15 +517,12 @@ fn bands_in(cuts: &indexmap::IndexMap<String, Cut>, program: &Program) -> Result
 
 impl SharedModel {
     /// Returns the seconds of exchanges in the forward and in the backward pass, by operator of the shared graph.
-    pub fn exchange_seconds(
-        &self,
-        graph: &ModelGraph,
-        cluster: &Cluster,
-    ) -> BTreeMap<OperatorId, (f64, f64)> {
-        let (link, degree) = (inner_link(cluster), self.degree as u32);
+    pub fn exchange_seconds(&self, graph: &ModelGraph) -> BTreeMap<OperatorId, (f64, f64)> {
         let mut found: BTreeMap<OperatorId, (f64, f64)> = BTreeMap::new();
         for sent in self.sent(graph) {
-            let seconds = exchange_seconds(sent.collective, sent.whole, degree, link);
+            let links =
+                self.outer.as_ref().filter(|_| sent.is_outer).map_or(&self.links, |outer| &outer.links);
+            let seconds = exchange_seconds(sent.collective, sent.whole, links);
             let (forward, backward) = found.entry(sent.operator).or_default();
             match sent.pass {
                 Pass::Forward => *forward += seconds,
@@ -495,18 +534,60 @@ impl SharedModel {
 
     /// Returns the bytes that the devices exchange per micro-batch in both passes, summed over all devices.
     pub fn exchange_bytes(&self, graph: &ModelGraph) -> u64 {
-        let bytes = |sent: Sent| match sent.collective {
-            Collective::Neighbours(moved, size) => rows(sent.whole, moved.total, size),
-            other => {
-                let (kind, own) = in_simulator(other, sent.whole, self.degree);
-                collective::sent(kind, Algorithm::Fastest, own, self.degree)
-            }
+        let bytes = |sent: Sent| {
+            let once = match sent.collective {
+                Collective::Neighbours(moved, size) => rows(sent.whole, moved.total, size),
+                other => {
+                    let (kind, own) = in_simulator(other, sent.whole, sent.degree);
+                    collective::sent(kind, Algorithm::Fastest, own, sent.degree)
+                }
+            };
+            once.saturating_mul(self.devices() / sent.degree)
         };
         self.sent(graph).into_iter().map(bytes).fold(0, u64::saturating_add)
     }
 
+    /// Returns the number of devices that share the model, over all groups.
+    pub fn devices(&self) -> u64 {
+        self.degree * self.outer.as_ref().map_or(1, |outer| outer.groups)
+    }
+
+    /// Adds what groups of devices share first, of which this is one group's part.
+    pub fn in_groups(self, outer: &SharedModel) -> Self {
+        // Values keep their numbers, nodes do not.
+        let node = |old: &NodeId| {
+            let value = outer.program.nodes[old.index()].outputs[0];
+            self.program.values[value.index()].producer.expect("it is made by an operator")
+        };
+        let exchanges = outer.exchanges.iter().map(|(old, exchange)| (node(old), *exchange)).collect();
+        let inside = outer.inside.iter().map(|(old, inside)| (node(old), *inside)).collect();
+        Self {
+            outer: Some(Outer { groups: outer.degree, links: outer.links, exchanges, inside }),
+            uneven: self.uneven.union(&outer.uneven).copied().collect(),
+            proof: Proof { exchanges: self.proof.exchanges + outer.proof.exchanges, ..self.proof },
+            split_share: self.split_share.min(outer.split_share),
+            operations: outer.operations.clone(),
+            seconds: (self.seconds.0 + outer.seconds.0, self.seconds.1 + outer.seconds.1),
+            ..self
+        }
+    }
+
     /// Returns all exchanges of a micro-batch, by operator of the shared graph.
     fn sent(&self, graph: &ModelGraph) -> Vec<Sent> {
+        let mut found = Self::sent_by(graph, self.degree, &self.exchanges, &self.inside);
+        if let Some(Outer { groups, exchanges, inside, .. }) = &self.outer {
+            let between = Self::sent_by(graph, *groups, exchanges, inside);
+            found.extend(between.into_iter().map(|sent| Sent { is_outer: true, ..sent }));
+        }
+        found
+    }
+
+    fn sent_by(
+        graph: &ModelGraph,
+        degree: u64,
+        exchanges: &BTreeMap<NodeId, Exchange>,
+        inside: &BTreeMap<NodeId, Inside>,
+    ) -> Vec<Sent> {
         let tensors = |operator: OperatorId| {
             graph.operator(operator).outputs.iter().flat_map(|value| graph.value(*value).fact.tensors())
         };
@@ -521,10 +602,10 @@ impl SharedModel {
                 if let Some(collective) = collective
                     && (pass == Pass::Forward || has_gradient())
                 {
-                    found.push(Sent { operator, dtype, pass, collective, whole });
+                    found.push(Sent { operator, dtype, pass, collective, whole, degree, is_outer: false });
                 }
             };
-        for (node, exchange) in &self.exchanges {
+        for (node, exchange) in exchanges {
             let operator = graph.operator(OperatorId(node.0));
             let bytes = |values: &[ValueId]| -> u64 {
                 let facts = values.iter().flat_map(|value| graph.value(*value).fact.tensors());
@@ -535,17 +616,16 @@ impl SharedModel {
             // One end is the whole value, except for an exchange of one dimension for another, which has parts at both
             // ends.
             let whole = match exchange {
-                Exchange::Exchange { .. } => inputs.saturating_mul(self.degree),
-                Exchange::Dispatch(..) => inputs.saturating_mul(self.degree),
+                Exchange::Exchange { .. } | Exchange::Dispatch(..) => inputs.saturating_mul(degree),
                 // The first device has at least as many rows as any.
-                Exchange::Rows(taken) => rows(inputs, taken.from.size, taken.from.most(self.degree)),
+                Exchange::Rows(taken) => rows(inputs, taken.from.size, taken.from.most(degree)),
                 _ => inputs.max(bytes(&operator.outputs)),
             };
             let dtype = tensors(operator.id).next().and_then(|tensor| tensor.dtype);
-            add(operator.id, dtype, Pass::Forward, exchange.forward(self.degree), whole);
-            add(operator.id, dtype, Pass::Backward, exchange.backward(self.degree), whole);
+            add(operator.id, dtype, Pass::Forward, exchange.forward(degree), whole);
+            add(operator.id, dtype, Pass::Backward, exchange.backward(degree), whole);
         }
-        for (node, inside) in &self.inside {
+        for (node, inside) in inside {
             let operator = OperatorId(node.0);
             let taken = graph.operator(operator).inputs.first().map(|value| graph.value(*value));
             let Some(tensor) = taken.and_then(|value| value.fact.tensors().first().copied()) else {
@@ -556,10 +636,14 @@ impl SharedModel {
             let dtype = tensor.dtype.map(|own| if own.bytes() < 4 { DType::Float32 } else { own });
             let bytes = dtype.map_or(4, |own| own.bytes());
             let sum = Some(Collective::AllReduce);
+            if *inside == Inside::Targets {
+                add(operator, Some(DType::Int64), Pass::Forward, sum, DType::Int64.bytes());
+                continue;
+            }
             if *inside == Inside::Rows {
                 // As many rows come to each device as it gives results.
                 let made: u64 = tensors(operator).filter_map(|tensor| tensor.bytes()).sum();
-                let whole = made.saturating_mul(self.degree);
+                let whole = made.saturating_mul(degree);
                 let dtype = tensors(operator).next().and_then(|tensor| tensor.dtype);
                 for pass in [Pass::Forward, Pass::Backward] {
                     add(operator, dtype, pass, Some(Collective::AllToAll), whole);
@@ -594,12 +678,13 @@ impl SharedModel {
         let mut sent: BTreeMap<ValueId, Vec<schema::Exchanged>> = BTreeMap::new();
         for one in self.sent(graph) {
             let Some(value) = graph.operator(one.operator).outputs.first() else { continue };
-            sent.entry(*value).or_default().push(one.counted());
+            sent.entry(*value).or_default().push(one.counted(self.devices() / one.degree));
         }
         // No blocks: the first shard has all of it.
         let whole = self.on_first.iter().map(|id| (program.tensors[id.index()].path.clone(), (0, 0)));
         let cuts = self.cuts.iter().map(cut).chain(whole).collect();
-        Shards { degree: self.degree as u32, cuts, sent, stays: self.uneven.clone() }
+        let groups = self.outer.as_ref().map_or(1, |outer| outer.groups as u32);
+        Shards { degree: self.devices() as u32, groups, cuts, sent, stays: self.uneven.clone() }
     }
 
     /// Returns the calls inside which devices have unequal numbers of rows: stages can send only values of equal sizes,
@@ -736,23 +821,36 @@ pub fn proved_text(proved: &Proved) -> String {
     )
 }
 
-fn inner_link(cluster: &Cluster) -> Link {
-    let level = cluster.levels.first();
-    Link {
-        latency: level.map_or(0, |level| (level.latency.0 * 1e9).round() as u64),
-        bandwidth: level.map_or(f64::INFINITY, |level| level.bandwidth.0),
+/// Returns what joins so many devices of a cluster, each the given number of places behind the one before.
+pub fn links(cluster: &Cluster, degree: u32, stride: u32) -> collective::Group {
+    let link = |level: usize| {
+        let level = cluster.levels.get(level).or(cluster.levels.last());
+        Link {
+            latency: level.map_or(0, |level| (level.latency.0 * 1e9).round() as u64),
+            bandwidth: level.map_or(f64::INFINITY, |level| level.bandwidth.0),
+        }
+    };
+    let first = cluster.devices.first().map(|device| device.place.as_slice()).unwrap_or_default();
+    let per_node = cluster.devices.iter().filter(|device| device.place == first).count() as u32;
+    let per_node = (per_node / stride.max(1)).max(1);
+    if degree <= per_node {
+        return collective::Group::flat(degree, link(0));
     }
+    let last = cluster.devices.get((degree as usize - 1) * stride as usize);
+    let last = last.map(|device| device.place.as_slice()).unwrap_or_default();
+    let outer = link(schema::level_of(first, last, cluster.levels.len()));
+    collective::Group { nodes: degree / per_node, per_node, inner: link(0), outer }
 }
 
-fn exchange_seconds(what: Collective, bytes: u64, degree: u32, link: Link) -> f64 {
+fn exchange_seconds(what: Collective, bytes: u64, links: &collective::Group) -> f64 {
     if let Collective::Neighbours(moved, size) = what {
         // Messages of all neighbours run concurrently, each with its latency.
+        let link = if links.nodes == 1 { links.inner } else { links.outer };
         let moving = rows(bytes, moved.most, size) as f64 / link.bandwidth;
         return (moved.messages * link.latency) as f64 * 1e-9 + moving;
     }
-    let group = collective::Group::flat(degree, link);
-    let (kind, bytes) = in_simulator(what, bytes, u64::from(degree));
-    collective::time(kind, Algorithm::Fastest, bytes, &group) as f64 * 1e-9
+    let (kind, bytes) = in_simulator(what, bytes, u64::from(links.n_ranks()));
+    collective::time(kind, Algorithm::Fastest, bytes, links) as f64 * 1e-9
 }
 
 /// Returns an exchange as a collective of the simulator, and its bytes.
@@ -783,6 +881,10 @@ struct Sent {
     collective: Collective,
     /// Bytes of the whole value.
     whole: u64,
+    /// The devices that take part.
+    degree: u64,
+    /// Whether they are those of one place in their groups, not of one group.
+    is_outer: bool,
 }
 
 /// The pass.
@@ -793,14 +895,17 @@ enum Pass {
 }
 
 impl Sent {
-    /// Returns it in the form of the manifest.
-    fn counted(self) -> schema::Exchanged {
+    /// Returns it in the form of the manifest, where so many times as many devices do the same. Messages are counted where they
+    /// are sent, other bytes once.
+    fn counted(self, times: u64) -> schema::Exchanged {
         let (collective, bytes) = match self.collective {
             Collective::AllReduce => ("all-reduce", self.whole),
             Collective::AllGather => ("all-gather", self.whole),
             Collective::ReduceScatter => ("reduce-scatter", self.whole),
-            Collective::AllToAll => ("all-to-all", self.whole),
-            Collective::Neighbours(moved, size) => ("point-to-point", rows(self.whole, moved.total, size)),
+            Collective::AllToAll => ("all-to-all", self.whole.saturating_mul(times)),
+            Collective::Neighbours(moved, size) => {
+                ("point-to-point", rows(self.whole, moved.total, size).saturating_mul(times))
+            }
         };
         schema::Exchanged {
             phase: if self.pass == Pass::Forward { "forward" } else { "backward" }.into(),
@@ -815,30 +920,38 @@ impl Sent {
 /// Returns a cluster with a device per group of neighbours, and the names of each group's members.
 ///
 /// # Errors
-/// If groups do not fill the devices that the fastest links join.
+/// If groups fill neither the devices that the fastest links join nor several nodes of them.
 pub fn grouped(
     cluster: &Cluster,
     degree: u32,
     option: &str,
 ) -> Result<(Cluster, BTreeMap<String, Vec<String>>), Failure> {
+    let degree = degree as usize;
     let mut by_place: indexmap::IndexMap<&[u32], Vec<&Device>> = Default::default();
     for device in &cluster.devices {
         by_place.entry(&device.place).or_default().push(device);
     }
-    let degree = degree as usize;
+    let nodes: Vec<Vec<&Device>> = by_place.into_values().collect();
+    let smallest = nodes.iter().map(Vec::len).min().unwrap_or(1).max(1);
+    let is_even = nodes.iter().all(|node| node.len() == smallest);
     let mut members: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for devices in by_place.values() {
+    // A group over several nodes has all of each.
+    let n_devices = cluster.devices.len();
+    let is_wide =
+        degree > smallest && is_even && degree.is_multiple_of(smallest) && n_devices.is_multiple_of(degree);
+    let sets: Vec<Vec<&Device>> = if is_wide { vec![nodes.concat()] } else { nodes };
+    for devices in &sets {
         if devices.len() % degree != 0 {
-            let fits: Vec<String> = (2..=devices.len())
-                .filter(|n| devices.len().is_multiple_of(*n))
-                .map(|n| n.to_string())
-                .collect();
+            let within = (2..=devices.len()).filter(|n| devices.len().is_multiple_of(*n));
+            let across = (smallest + 1..=n_devices)
+                .filter(|n| is_even && n.is_multiple_of(smallest) && n_devices.is_multiple_of(*n));
+            let fits: Vec<String> = within.chain(across).map(|n| n.to_string()).collect();
             let failure = Failure::input(format!(
                 "{option} {degree} does not divide the {} devices that the fastest links join",
                 devices.len()
             ));
             return Err(if fits.is_empty() {
-                failure.with_hint("devices share layers only over the fastest links")
+                failure
             } else {
                 failure.with_hint(format!("{} would", fits.join(", ")))
             });

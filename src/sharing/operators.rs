@@ -291,7 +291,7 @@ fn by_samples(ways: &[Vec<Strategy>], tables: &Tables) -> Vec<usize> {
 /// Returns what other options choose: the search is never slower than they are.
 fn known(subject: &Subject<'_>, ways: &[Vec<Strategy>]) -> Vec<Choice> {
     let auto = ["auto".to_string()];
-    let others = [Way::Layers(None), Way::Bands, Way::Positions(&[]), Way::Positions(&auto)];
+    let others = [Way::Layers(None, 1), Way::Bands, Way::Positions(&[]), Way::Positions(&auto)];
     let choice = |way: &Way<'_>| {
         let (view, chosen) = subject.dealt_out(*way).ok()?;
         let same = |(index, pick): (usize, &usize)| {
@@ -466,7 +466,7 @@ struct Timed {
 fn timed(subject: &Subject<'_>, shared: &SharedModel, graph: &ModelGraph) -> Result<Timed, Failure> {
     let bytes = graph::costs(graph);
     let predicted = subject.predicted(graph, &bytes)?;
-    let sent = shared.exchange_seconds(graph, subject.cluster);
+    let sent = shared.exchange_seconds(graph);
     let mut operators: Vec<Cost> = Vec::with_capacity(subject.graph.operators.len());
     let (mut exchanges, mut micro_batch) = (BTreeMap::new(), 0.0);
     for (operator, node) in graph.operators.iter().zip(&shared.program.nodes) {

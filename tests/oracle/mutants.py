@@ -93,7 +93,7 @@ def trace(name, archive):
 def rank(number, size, folders, store, queue):
     verify = sharded.load_module(sharded.Path(__file__).resolve().parents[2] / "src/verify.py", "verify")
     torch._C._set_graph_executor_optimize(False)
-    ranks = verify.Ranks({"ranks": {"rank": number, "size": size, "store": str(store)}})
+    ranks = verify.Ranks({"ranks": {"rank": number, "size": size, "groups": 1, "store": str(store)}})
     for folder in folders:
         manifest = json.loads((folder / "stages/manifest.json").read_text())
         inputs = [about | {"range": (0, 24) if about["dtype"] == "int64" else None, "below": 24} for about in manifest["inputs"]]

@@ -45,6 +45,7 @@ FAULTS = {
     "a gradient of another rank's target": ("(elsewhere.to(shares.dtype) - 1)", "(elsewhere.to(shares.dtype) * 0 - 1)"),
     "a largest score of the part": ("dist.all_reduce(largest, dist.ReduceOp.MAX, group=shard.group)", "pass"),
     "an ignored target that teaches": ("masked_fill(ignored, 0).unsqueeze(dim)", "unsqueeze(dim)"),
+    "targets of one rank alone": ("total / self.all((target != ignore_index).sum())", "total / (target != ignore_index).sum()"),
     "rows of other ranks": ("found.masked_fill(is_elsewhere.unsqueeze(-1), 0)", "found"),
 }
 
@@ -325,6 +326,15 @@ def cross_entropy(shard):
             same(f"gradient of cross entropy {sizes} {name} {dtype}", found, shard.own(expected, dim), allowed)
     nothing = shard.cross_entropy(y.detach()[:0], target[:0], 2)
     same("cross entropy of nothing", nothing, torch.zeros_like(nothing))
+    # Rows in parts, of which unequal numbers count.
+    scores, labels = drawn(n * 3, 5, seed=8), torch.arange(n * 3) % 5
+    x, z, own = scores.clone().requires_grad_(), shard.own(scores, 0).clone().requires_grad_(), shard.own(labels, 0)
+    expected = F.cross_entropy(x, labels, ignore_index=1)
+    term = shard.per_target(F.cross_entropy(z, own, ignore_index=1, reduction="sum"), own, 1)
+    same("cross entropy of rows", shard.sum(term.detach()) if n > 1 else term, expected, TIGHT)
+    cotangent = torch.ones((), dtype=expected.dtype)
+    expected, found = gradient_of(expected, x, cotangent), gradient_of(term, z, cotangent)
+    same("gradient of cross entropy of rows", found, shard.own(expected, 0), TIGHT)
     try:
         shard.cross_entropy(y, torch.full_like(target, classes))
     except (RuntimeError, IndexError) as error:

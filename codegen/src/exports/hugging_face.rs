@@ -24,9 +24,7 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
         return Err(format!("`{}` is not one of its models", comment(class)));
     }
     terms.no_bands()?;
-    if terms.has_positions() {
-        terms.whole_layers()?;
-    }
+    terms.no_positions()?;
     let replicas = terms.replicas()?;
     let mut notes = Vec::new();
     let stages = pipeline(subject)?;

@@ -98,9 +98,7 @@ fn partition(
             return Err(format!("stage {stage} has no layer"));
         }
         let mut options = format!("{ranks} {}", counts.len());
-        if terms.has_positions() {
-            terms.whole_layers()?;
-        }
+        terms.no_positions()?;
         for (option, count) in [(shards, terms.shards), (replicas, terms.replicas()?)] {
             if count > 1 {
                 options.push_str(&format!(" {option} {count}"));

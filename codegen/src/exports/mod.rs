@@ -34,6 +34,8 @@ pub struct Terms<'p> {
     pub shards: usize,
     /// Cuts of parameters, by names with a star for layer numbers.
     pub cuts: Vec<(&'p str, Cut)>,
+    /// Groups of these devices that have a part of the samples or positions each, and share its layers; 1 without groups.
+    pub context_parallel: usize,
     /// Each device has a part of the samples and of the experts.
     pub by_expert: bool,
     /// Each operator is split in its own way.
@@ -126,6 +128,15 @@ impl Terms<'_> {
         }
     }
 
+    /// Refuses parts of samples or positions for targets without them.
+    fn no_positions(&self) -> Result<(), String> {
+        match self.tensor_and_context() {
+            (_, 1) => Ok(()),
+            (1, parts) => Err(format!("{parts} devices each have a part of every sequence")),
+            (_, parts) => Err(format!("{parts} groups of devices each have a part of every sequence")),
+        }
+    }
+
     /// Tells whether devices each have samples or positions, with whole weights: nothing is cut.
     fn has_positions(&self) -> bool {
         self.shards > 1 && (self.cuts.is_empty() || self.splits_operators)
@@ -148,7 +159,8 @@ impl Terms<'_> {
     /// Returns the number of devices with parts of weights, and the number with parts of sequences.
     fn tensor_and_context(&self) -> (usize, usize) {
         let shards = self.shards.max(1);
-        if self.has_positions() { (1, shards) } else { (shards, 1) }
+        let context = if self.has_positions() { shards } else { self.context_parallel.max(1) };
+        (shards / context, context)
     }
 
     /// Refuses images in bands and weights on one device of several, which no other framework supports.
@@ -310,6 +322,7 @@ mod tests {
             ranks: &[0],
             replicas: &[8],
             shards: 1,
+            context_parallel: 1,
             splits_operators: false,
             by_expert: false,
             cuts: Vec::new(),

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     fold::Folded,
     names::{Names, is_identifier, python_quoted as quoted},
-    nodes::{Kind, out_of_place, rule_of, split},
+    nodes::{Kind, OUTER, is_exchange, out_of_place, rule_of, split},
     operands::Operands,
     pipeline::Form,
 };
@@ -33,9 +33,6 @@ pub(super) struct Writer<'p> {
     /// What this part of the stage calls things.
     pub scope: &'p Scope,
 }
-
-/// The name space of operators on shared layers.
-const SHARED: &str = "shard";
 
 // Names of arguments that describe a new tensor.
 const DTYPE: &str = "dtype";
@@ -97,7 +94,7 @@ impl<'p> Writer<'p> {
         let position =
             |index: usize| node.arguments.get(index).map(|a| self.operand(&a.operand)).unwrap_or_default();
         let first = || self.primary(node.arguments.first().map(|a| &a.operand));
-        if space == SHARED {
+        if is_exchange(space) {
             return self.shared(node, name);
         }
         let numbers = Arithmetic::of(name);
@@ -206,7 +203,8 @@ impl<'p> Writer<'p> {
             }
             given.pop();
         }
-        format!("self.shard.{}({})", name.trim_start_matches("shard_"), given.join(", "))
+        let whose = if split(&node.operator).0 == OUTER { "shard.outer" } else { "shard" };
+        format!("self.{whose}.{}({})", name.trim_start_matches("shard_"), given.join(", "))
     }
 
     /// `conv2d` and similar functions, recorded as `aten::_convolution`.

@@ -32,7 +32,7 @@ use crate::{
     fold::Folded,
     manifest::{About, Cuts, was_training},
     names::{Names, comment, python_quoted as quoted},
-    nodes::{kinds, rule_of, split, values_of},
+    nodes::{is_exchange, kinds, rule_of, split, values_of},
     opaque::functions,
     pipeline::{Pipeline, Stage, Step},
     safetensors,
@@ -177,7 +177,7 @@ fn foreign_operators<'p>(program: &'p Program, stage: &Stage) -> BTreeSet<&'p st
         _ => None,
     });
     // Operators on shared layers belong to no library.
-    run.filter(|operator| is_foreign(operator) && split(operator).0 != "shard").collect()
+    run.filter(|operator| is_foreign(operator) && !is_exchange(split(operator).0)).collect()
 }
 
 /// Returns values that must stay on the host: lengths of packed sequences.

@@ -26,6 +26,7 @@ all sizes, which are those of the trace.
 Results must not be changed in place if they are views of the arguments (`copy`, and all of them on one rank).
 """
 
+import functools
 import weakref
 
 import torch
@@ -36,13 +37,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Shard:
-    """This rank's position among those that share a stage; without a group there is only one."""
+    """This rank's position among those that share a stage; without a group there is only one.
 
-    def __init__(self, group=None):
+    Ranks may be groups that share a stage first: `outer` is the position among those that have the same one in their groups.
+    """
+
+    def __init__(self, group=None, outer=None):
+        self.outer_group = outer
         self.group, self.known_places, self.with_halo, self.keeping = group, {}, {}, []
         self.known_routes = WeakIdKeyDictionary()  # by the tensor of offsets
         self.whole_sizes, self.lent = {}, []  # of tensors on the first rank, by name; tensors lent since the last return
         self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+
+    @functools.cached_property
+    def outer(self):
+        return Shard(self.outer_group)
 
     # -- operators of a stage
 
@@ -127,6 +136,10 @@ class Shard:
             return losses
         total = losses.sum()
         return total if reduction == 2 else total / (target != ignore_index).sum()
+
+    def per_target(self, total, target, ignore_index):
+        """Divides a term of the sum of losses by the number of all ranks' targets."""
+        return total / self.all((target != ignore_index).sum())
 
     # -- operators of a stage whose experts are on different ranks
 

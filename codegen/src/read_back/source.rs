@@ -18,7 +18,7 @@ use crate::{
     allowed::{is_foreign, is_listed},
     location,
     names::comment,
-    nodes::{is_detour, rule_of, split},
+    nodes::{INNER, OUTER, is_detour, rule_of, split},
 };
 
 /// A line that runs an operator.
@@ -286,9 +286,10 @@ fn called(callee: &Expr<'_>) -> Option<String> {
             }
             ["torch" | "F", ..] => return None,
             // Operators on shared layers.
-            ["self", "shard", name] => {
+            ["self", "shard", name] | ["self", "shard", OUTER, name] => {
+                let space = if path.len() > 3 { OUTER } else { INNER };
                 let name = format!("shard_{name}");
-                return operators::find(&name).map(|_| format!("shard::{name}"));
+                return operators::find(&name).map(|_| format!("{space}::{name}"));
             }
             [name] => {
                 let is_opaque = |name: &str| {

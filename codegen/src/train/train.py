@@ -285,6 +285,9 @@ class Run(Groups, Saved):
         self.leader = self.layout.ranks_of_stage(last, 0)[0]  # reports it
         self.make_groups()
         self.shard_group = self.groups.get(tuple(self.layout.shard_ranks(self.rank)))
+        shards = [self.groups.get(tuple(self.layout.inner_ranks(self.rank)))]
+        if self.layout.group_size < self.layout.shards:
+            shards.append(self.groups[tuple(self.layout.outer_ranks(self.rank))])
         self.offload = Offload(arguments.offload, self.device, arguments.offload_floor)
         alike = tuple(self.layout.replicas_of_place(place, self.shard))
         self.norm_group = self.norm_groups.get(alike)
@@ -295,7 +298,7 @@ class Run(Groups, Saved):
             # A sharded model need not fit whole.
             shares = arguments.sharding == "zero3" and len(self.layout.sharers(place, self.shard)[0]) > 1
             where = "cpu" if shares else arguments.device
-            module = load_stage(about, arguments.form, where, waits, self.shard_group, self.offload)
+            module = load_stage(about, arguments.form, where, waits, shards if self.shard_group else (), self.offload)
             if self.norm_group is not None:
                 let_sync(module, STAGES / about["files"]["python"], self.norm_group)
             self.stages[held] = Wrapped(module, about, arguments, self.offload)

@@ -261,7 +261,7 @@ impl Checker<'_> {
         let [value] = node.outputs[..] else { return Err(self.missing()) };
         let operands: Vec<&Operand> = node.arguments.iter().map(|argument| &argument.operand).collect();
         let held = operands.first().map_or(Held::Unfinished, |operand| self.held_of(operand));
-        let name = node.operator.strip_prefix("shard::").unwrap_or(&node.operator);
+        let (space, name) = node.operator.split_once("::").unwrap_or_default();
         let wrong = |found: String| CheckError::Exchange {
             exchange: name.to_string(),
             value: self.name(value),
@@ -270,6 +270,9 @@ impl Checker<'_> {
         let (Some((first, rest)), Some(degree)) = (operands.split_first(), operands.last()) else {
             return Err(wrong("none".into()));
         };
+        if space != self.context.space() {
+            return Err(wrong("for other devices".into()));
+        }
         if **degree != constant(self.made.degree as i64) {
             return Err(wrong("for another number of devices".into()));
         }
@@ -391,7 +394,7 @@ impl Checker<'_> {
         }
         let is_counted = strategy.edits.contains(&Edit::Multiply);
         for value in &node.outputs {
-            let held = if context.sizes(*value).is_some() { Held::from(strategy.gives) } else { Held::Whole };
+            let held = Held::from(context.layout_of(*value, strategy.gives));
             self.proof.parts += usize::from(held != Held::Whole);
             self.held.insert(*value, held);
             if is_counted {
@@ -399,7 +402,7 @@ impl Checker<'_> {
             }
         }
         if let (Some(after), [value]) = (strategy.after, &node.outputs[..]) {
-            let (name, numbers, _) = done_after(after);
+            let (name, numbers, _) = done_after(after, node);
             let held = self.held.insert(*value, Held::Unfinished).unwrap_or(Held::Unfinished);
             self.awaited.insert(*value, (name.to_string(), numbers, held));
         }

@@ -65,6 +65,8 @@ pub enum Inside {
     Scores,
     /// Its rows, from the devices that have them.
     Rows,
+    /// The number of targets.
+    Targets,
 }
 
 /// Why a program cannot be shared with the chosen strategies.
@@ -250,8 +252,7 @@ impl Writer<'_> {
         let recorded = program.recorded.as_ref().and_then(|recorded| recorded.nodes.get(index)).cloned();
         let outputs = node.outputs.clone();
         for value in &outputs {
-            let is_cut = context.sizes(*value).is_some();
-            self.layouts[value.index()] = if is_cut { strategy.gives } else { Layout::Whole };
+            self.layouts[value.index()] = context.layout_of(*value, strategy.gives);
             if matches!(self.layouts[value.index()], Layout::Routed(_) | Layout::Taken(_) | Layout::First(_))
             {
                 self.uneven.insert(*value);
@@ -369,11 +370,15 @@ impl Writer<'_> {
             }
         }
         if let (Some(after), [value]) = (strategy.after, outputs) {
-            let (name, numbers, about) = done_after(after);
-            let operands = [Operand::Value(*value)].into_iter().chain(numbers).collect();
+            let node = self.out.nodes.last().expect("its operator was added");
+            let (name, others, about) = done_after(after, node);
+            let operands = [Operand::Value(*value)].into_iter().chain(others).collect();
             let type_ = self.out.values[value.index()].type_.clone();
             if let (After::Crop(_), Type::Tensor(own)) = (after, &mut self.out.values[value.index()].type_) {
                 own.shape = None;
+            }
+            if let After::PerTarget { .. } = after {
+                self.inside.insert(NodeId(self.out.nodes.len() as u32), Inside::Targets);
             }
             let made = self.node(name, operands, type_, call, span, about);
             self.instead.insert(*value, made);
@@ -504,7 +509,7 @@ impl Writer<'_> {
         let degree = Operand::Constant(Constant::Int(self.context.degree as i64));
         let operands = operands.into_iter().chain([degree]);
         let arguments = operands.map(|operand| Argument { name: None, operand }).collect();
-        let operator = format!("shard::{name}");
+        let operator = format!("{}::{name}", self.context.space());
         self.recorded.push(tracer::RecordedNode { operator: operator.clone(), outputs: Vec::new() });
         self.out.nodes.push(Node {
             operator,
@@ -675,8 +680,8 @@ pub(super) fn constant(number: i64) -> Operand {
     Operand::Constant(Constant::Int(number))
 }
 
-/// Returns the operator for post-processing, its arguments, and the name of its result.
-pub(super) fn done_after(after: After) -> (&'static str, Vec<Operand>, &'static str) {
+/// Returns the operator that post-processes a node's result, its other arguments, and the name of its result.
+pub(super) fn done_after(after: After, node: &Node) -> (&'static str, Vec<Operand>, &'static str) {
     let of = |rows: Rows| match rows.take {
         Take::Window { window, .. } | Take::Spread(window) => windows(rows, window).collect(),
         Take::Stretch(_) => Vec::new(),
@@ -684,6 +689,11 @@ pub(super) fn done_after(after: After) -> (&'static str, Vec<Operand>, &'static 
     match after {
         After::Weigh(size) => ("shard_weighed", vec![constant(size as i64)], "weighed"),
         After::Crop(rows) => ("shard_crop", of(rows), "band"),
+        After::PerTarget { argument, ignored } => {
+            let named = node.arguments.iter().find(|given| given.name.as_deref() == Some("target"));
+            let targets = named.unwrap_or(&node.arguments[argument]).operand.clone();
+            ("shard_per_target", vec![targets, constant(ignored)], "per_target")
+        }
         After::Count { rows, counts_padding } => {
             let flag = Operand::Constant(Constant::Bool(counts_padding));
             ("shard_counted", of(rows).into_iter().chain([flag]).collect(), "counted")
@@ -715,55 +725,52 @@ pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special)
         |bands: super::Bands| [("along", number(bands.dim as i64)), ("rows", number(bands.size as i64))];
     let (operator, operands): (_, Vec<_>) = match special {
         Special::DropoutOfBands(bands) => (
-            "shard::shard_dropout_bands",
+            "shard_dropout_bands",
             [take("input"), take("p"), take("train")].into_iter().chain(along(bands)).collect(),
         ),
         Special::Norm { bands, groups: None } => {
             let names =
                 ["input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps"];
-            ("shard::shard_batch_norm", names.map(&mut take).into_iter().chain(along(bands)).collect())
+            ("shard_batch_norm", names.map(&mut take).into_iter().chain(along(bands)).collect())
         }
         Special::Norm { bands, groups: Some(groups) } => {
             let groups = ("num_groups", number(groups as i64));
             let eps = subject.call.float("eps").map_or(Constant::None, Constant::Float);
             let eps = ("eps", Operand::Constant(eps));
             let given = [take("input"), groups, take("weight"), take("bias"), eps];
-            ("shard::shard_group_norm", given.into_iter().chain(along(bands)).collect())
+            ("shard_group_norm", given.into_iter().chain(along(bands)).collect())
         }
         Special::DropoutOfFirst(rows) => (
-            "shard::shard_dropout_first",
+            "shard_dropout_first",
             vec![take("input"), take("p"), take("train"), ("rows", number(rows as i64))],
         ),
         Special::Dropout(slice) => {
             let numbers = [("dim", number(slice.dim as i64)), ("blocks", number(slice.blocks as i64))];
-            (
-                "shard::shard_dropout",
-                [take("input"), take("p"), take("train")].into_iter().chain(numbers).collect(),
-            )
+            ("shard_dropout", [take("input"), take("p"), take("train")].into_iter().chain(numbers).collect())
         }
         Special::CrossEntropy => {
             let int = |name, default| number(subject.call.int(name).unwrap_or(default));
             let numbers = [("reduction", int("reduction", 1)), ("ignore_index", int("ignore_index", -100))];
             let scores = (INPUT, take("self").1);
-            ("shard::shard_cross_entropy", [scores, take("target")].into_iter().chain(numbers).collect())
+            ("shard_cross_entropy", [scores, take("target")].into_iter().chain(numbers).collect())
         }
         Special::CausalAttention => {
             let flag = subject.call.flag("enable_gqa").unwrap_or(false);
             let is_grouped = ("enable_gqa", Operand::Constant(Constant::Bool(flag)));
             let given = ["query", "key", "value", "scale"].map(&mut take);
-            ("shard::shard_attention", given.into_iter().chain([is_grouped]).collect())
+            ("shard_attention", given.into_iter().chain([is_grouped]).collect())
         }
         Special::Experts => {
             let offsets = take("offs");
             let given = [(INPUT, take("self").1), take("mat2"), offsets];
-            ("shard::shard_grouped_mm", given.into_iter().collect())
+            ("shard_grouped_mm", given.into_iter().collect())
         }
         Special::Take(taken) => {
             let numbers =
                 [("rows", taken.rows), ("blocks", taken.blocks), ("degree", subject.context.degree)];
             let numbers = numbers.map(|(name, size)| (name, number(size as i64)));
             let given = [(INPUT, take("self").1), ("indices", position(take("indices").1))];
-            ("shard::shard_take", given.into_iter().chain(numbers).collect())
+            ("shard_take", given.into_iter().chain(numbers).collect())
         }
         Special::Combine(routed, slice) => {
             let numbers =
@@ -771,14 +778,14 @@ pub(super) fn stand_in(node: &mut Node, subject: &Subject<'_>, special: Special)
             let numbers = numbers.map(|(name, size)| (name, number(size as i64)));
             let rows = [(INPUT, take("self").1), ("indices", position(take("indices").1))];
             let offsets = ("offsets", Operand::Value(routed.offsets));
-            ("shard::shard_combine", rows.into_iter().chain([offsets]).chain(numbers).collect())
+            ("shard_combine", rows.into_iter().chain([offsets]).chain(numbers).collect())
         }
         Special::Rows => {
             let padding = number(subject.call.int("padding_idx").unwrap_or(-1));
-            ("shard::shard_embedding", vec![take("weight"), take("indices"), ("padding_idx", padding)])
+            ("shard_embedding", vec![take("weight"), take("indices"), ("padding_idx", padding)])
         }
     };
-    node.operator = operator.to_string();
+    node.operator = format!("{}::{operator}", subject.context.space());
     let named =
         operands.into_iter().map(|(name, operand)| Argument { name: Some(name.to_string()), operand });
     node.arguments = named.collect();

@@ -109,6 +109,13 @@ pub enum After {
         /// Rows of the padding count, too.
         counts_padding: bool,
     },
+    /// Divides a sum of losses by the number of targets on all devices.
+    PerTarget {
+        /// Which argument of the operator has the targets.
+        argument: usize,
+        /// The target that does not count.
+        ignored: i64,
+    },
 }
 
 /// The replacement for an operator that cannot compute a part by itself.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tracer::{Operand, TensorId, ValueId};
 
-use super::Routed;
+use super::{Layout, Routed};
 use crate::{
     fact::Fact,
     infer::{Call, Scope},
@@ -25,6 +25,8 @@ pub struct Context<'g> {
     pub also: Vec<Images>,
     /// Set if work may be done on the first device only.
     pub on_first: bool,
+    /// Set if what shares the work are groups of devices, which share each part further.
+    pub of_groups: bool,
     /// Rows that are routed to experts.
     routed: Vec<RoutedRows>,
     /// Values that say where rows go, which all devices have whole.
@@ -96,6 +98,7 @@ impl<'g> Context<'g> {
             images: None,
             also: Vec::new(),
             on_first: false,
+            of_groups: false,
             routed: Vec::new(),
             routing: BTreeSet::new(),
             values,
@@ -166,6 +169,11 @@ impl<'g> Context<'g> {
     fn is_kept(&self, value: ValueId, writes: &super::Writes) -> bool {
         let storages = self.storages(Source::Value(value));
         storages.into_iter().all(|storage| writes.last(storage) <= self.graph.value(value).producer)
+    }
+
+    /// Returns the name space of the operators that sharing adds.
+    pub(super) fn space(&self) -> &'static str {
+        if self.of_groups { "outer" } else { "shard" }
     }
 
     /// Returns the numbers of experts, and of the rows that are routed to them, of each grouped product.
@@ -281,8 +289,9 @@ impl<'g> Context<'g> {
             }
         }
         let outputs = operator.outputs.iter().map(|value| sizes_of(&self.values[value.index()])).collect();
-        let is_of_torch = operator.name.starts_with("aten::") || operator.name.starts_with("prim::");
-        let row = operators::find(operators::plain(operator.short_name()).0).filter(|_| is_of_torch);
+        // Groups share a program first, devices of a group share what that makes.
+        let is_known = ["aten::", "prim::", "outer::"].iter().any(|space| operator.name.starts_with(space));
+        let row = operators::find(operators::plain(operator.short_name()).0).filter(|_| is_known);
         Subject { context: self, images, operator, call, leaves, outputs, row }
     }
 
@@ -305,6 +314,19 @@ impl<'g> Context<'g> {
         };
         let sizes = sizes_of(fact).or_else(|| Some(fact).filter(is_trained_number).map(|_| Vec::new()))?;
         Some(Leaf { argument, item, source, sizes, has_gradient })
+    }
+
+    /// Returns the layout of an operator's result, if its strategy gives this: a number is whole, or a term of a sum if it has
+    /// a gradient.
+    pub(super) fn layout_of(&self, value: ValueId, gives: Layout) -> Layout {
+        let is_term = || gives == Layout::Sum && self.is_trained_number(value);
+        if self.sizes(value).is_some() || is_term() { gives } else { Layout::Whole }
+    }
+
+    /// Tells whether a value is a single number that has a gradient.
+    pub(super) fn is_trained_number(&self, value: ValueId) -> bool {
+        matches!(&self.values[value.index()], Fact::Tensor(tensor)
+            if tensor.requires_grad && tensor.sizes().is_some_and(|sizes| sizes.is_empty()))
     }
 
     /// Returns the sizes of a value that can be cut: a tensor with dimensions, or a list of tensors of the same rank.
@@ -416,13 +438,13 @@ impl Subject<'_> {
             .then_some(first)
     }
 
-    /// Tells whether a source holds booleans.
-    pub fn is_mask(&self, source: Source) -> bool {
+    /// Tells whether a source holds elements of a type.
+    pub fn has_dtype(&self, source: Source, dtype: tracer::DType) -> bool {
         let fact = match source {
             Source::Value(id) => &self.context.values[id.index()],
             Source::Tensor(id) => &self.context.tensors[id.index()],
         };
-        fact.tensors().iter().any(|tensor| tensor.dtype == Some(tracer::DType::Bool))
+        fact.tensors().iter().any(|tensor| tensor.dtype == Some(dtype))
     }
 
     /// Tells whether the results are floats of at least 16 bits, so that partial sums can be added.

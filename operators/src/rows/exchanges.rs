@@ -7,17 +7,17 @@ use crate::Operator;
 #[rustfmt::skip]
 pub(super) const ROWS: &[Operator] = rows! {
     // name                 class        shape         keeps        flops  kernel     memory  gives  python  in place  its Python  split  numbers  marks
-    shard_copy              View         Identity      -            -      -          View    -      -       -         -           -      -        [Cheap];
-    shard_reduce            Copy         Clone         -            -      -          -       -      -       -         -           -      -        [];
-    shard_once              Copy         Clone         -            -      -          -       -      -       -         -           -      -        [];
-    shard_scatter           Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
-    shard_gather            Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
-    shard_gather_split      Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
-    shard_reduce_scatter    Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
-    shard_exchange          Copy         Shared        -            -      -          -       -      -       -         -           -      -        [];
+    shard_copy              View         Identity      -            -      -          View    -      -       -         -           Exchanged -     [Cheap];
+    shard_reduce            Copy         Clone         -            -      -          -       -      -       -         -           Exchanged -     [];
+    shard_once              Copy         Clone         -            -      -          -       -      -       -         -           Exchanged -     [];
+    shard_scatter           Copy         Shared        -            -      -          -       -      -       -         -           Exchanged -     [];
+    shard_gather            Copy         Shared        -            -      -          -       -      -       -         -           Exchanged -     [];
+    shard_gather_split      Copy         Shared        -            -      -          -       -      -       -         -           Exchanged -     [];
+    shard_reduce_scatter    Copy         Shared        -            -      -          -       -      -       -         -           Exchanged -     [];
+    shard_exchange          Copy         Shared        -            -      -          -       -      -       -         -           Exchanged -     [];
     shard_dropout           Elementwise  Dropout       DropoutMask  -      -          -       -      -       -         -           -      -        [Random];
     shard_embedding         Embedding    Embedding     Embedding    -      -          -       -      -       -         -           -      -        [];
-    shard_attention       Attention    Attention     Attention     Attention  -    -       -      -       -         -           -      -        [];
+    shard_attention       Attention    Attention     Attention     Attention  -    -       -      -       -         -           Attention -     [];
     shard_cross_entropy     Reduce       ClassLoss     CrossEntropy -      -          -       -      -       -         -           -      -        [];
     shard_to_bands          Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
     shard_from_bands        Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
@@ -43,6 +43,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     shard_crop              Copy         SharedRows    -            -      -          -       -      -       -         -           -      -        [];
     shard_counted           Elementwise  SharedRows    -            -      -          -       -      -       -         -           -      -        [];
     shard_weighed           Elementwise  Identity      -            -      -          -       -      -       -         -           -      -        [];
+    shard_per_target        Elementwise  Identity      -            -      -          -       -      -       -         -           -      -        [];
     shard_dropout_bands     Elementwise  Dropout       DropoutMask  -      -          -       -      -       -         -           -      -        [Random];
     shard_dropout_first     Elementwise  Dropout       DropoutMask  -      -          -       -      -       -         -           -      -        [Random];
     shard_batch_norm        Norm         Norm          BatchNorm    -      BatchNorm  -       -      -       -         -           -      -        [];

@@ -75,6 +75,7 @@ pub fn to_plan(
         cuts: indexmap::IndexMap::new(),
         operators: indexmap::IndexMap::new(),
         sequence_parallel: None,
+        context_parallel: None,
         inference: problem.training.inference,
         assumed: None,
         constraints: None,

@@ -70,6 +70,7 @@ pub fn extras(
                 .iter()
                 .flat_map(|plan| plan.cuts.iter().map(|(name, cut)| (name.as_str(), *cut)))
                 .collect(),
+            context_parallel: plan.and_then(|plan| plan.context_parallel).unwrap_or(1) as usize,
             by_expert,
             splits_operators: plan.is_some_and(|plan| !plan.operators.is_empty()),
             sequence_parallel: plan.and_then(|plan| plan.sequence_parallel),

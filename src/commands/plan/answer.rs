@@ -267,7 +267,13 @@ pub fn shared(answer: &PlanAnswer) -> String {
             "samples or positions in {degree} parts, one per device, each with one of {degree} parts of the experts and all other weights",
             degree = shared.degree
         ),
-        None => format!("each layer on {} devices", shared.degree),
+        None => match shared.context_parallel {
+            Some(groups) => format!(
+                "samples or positions in {groups} parts, each layer of a part on {} devices",
+                shared.degree / groups
+            ),
+            None => format!("each layer on {} devices", shared.degree),
+        },
     };
     let mut text = format!(
         "{how}, which share {:.1} % of the model's FLOPs; {} exchanges take {} per micro-batch\n",

@@ -105,7 +105,8 @@ pub struct PlanArguments {
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub spatial: Option<Degree>,
     /// Devices that each hold a part of the positions of every sequence, with all weights: 4 for a sequence of 131,072
-    /// tokens, or auto for the fastest number [default: none]
+    /// tokens, or auto for the fastest number; beside --tensor-parallel N parts of the positions, each on N devices that
+    /// share its layers [default: none]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub context_parallel: Option<Degree>,
     /// Devices that each hold a part of the samples or positions, a part of the experts of each mixture, and all other

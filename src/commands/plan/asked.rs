@@ -502,7 +502,7 @@ fn times(
         }
     }
     if let Some(shared) = &workspace.shared {
-        times.add(&shared.exchange_seconds(graph, cluster));
+        times.add(&shared.exchange_seconds(graph));
     }
     Ok(times)
 }

@@ -42,7 +42,7 @@ impl Groups {
         let (cluster, members) = sharing::grouped(&request.cluster, degree, way.option())?;
         let own = whole.shared((&request.cluster, &request.cost_models, request.rounding()), degree, way)?;
         let shared = own.shared.as_ref().expect("it is shared");
-        let exchanged = shared.exchange_seconds(&own.graph, &request.cluster);
+        let exchanged = shared.exchange_seconds(&own.graph);
         let (seconds, bound) = shared.seconds;
         let cuts = shared.named_cuts(whole.program());
         let splits = shared.operators.as_deref().unwrap_or_default();
@@ -57,6 +57,7 @@ impl Groups {
         });
         let answer = SharedAnswer {
             degree,
+            context_parallel: Some(way.groups()).filter(|groups| *groups > 1),
             operators: made.collect(),
             bands: shared.bands.map(|dim| dim as u32),
             whole_weights: shared.bands.is_none() && shared.cuts.is_empty() && operators.is_none(),
@@ -144,6 +145,7 @@ impl Groups {
         }
         plan.cuts = IndexMap::new();
         plan.operators = IndexMap::new();
+        plan.context_parallel = None;
         Ok(plan)
     }
 
@@ -167,6 +169,7 @@ impl Groups {
         plan.cluster.clone_from(&self.cluster);
         plan.cuts.clone_from(&self.cuts);
         plan.sequence_parallel = self.sequence_parallel;
+        plan.context_parallel = self.answer.context_parallel;
         if let Some((name, operators)) = &self.operators {
             plan.strategy = name.to_string();
             plan.operators.clone_from(operators);

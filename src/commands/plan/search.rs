@@ -51,7 +51,7 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
         return group_search::planned_operators(whole, request, method);
     }
     let unshared = |request: &PlanRequest| planned_alone(subject, request, f64::INFINITY);
-    let layers = Way::Layers(request.sequence_parallel);
+    let layers = Way::Layers(request.sequence_parallel, 1);
     let ways = [
         (request.spatial, Way::Bands),
         (request.context_parallel, Way::Positions(&request.on_first)),
@@ -67,6 +67,18 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
         let message = "--on-first needs devices that share sequences";
         return Err(Failure::input(message).with_hint("add --context-parallel N, or auto").into());
     }
+    if let (Degree::Of(each @ 2..), Degree::Of(groups @ 2..)) =
+        (request.tensor_parallel, request.context_parallel)
+        && request.on_first.is_empty()
+        && !is_asked(request.spatial)
+        && !is_asked(request.expert_parallel)
+    {
+        let Subject::Model(whole) = subject else {
+            return Err(Failure::input("--tensor-parallel is for traced models, not for profiles").into());
+        };
+        let way = Way::Layers(request.sequence_parallel, groups);
+        return group_search::planned_by(whole, request, each.saturating_mul(groups), way);
+    }
     let mut asked = ways.into_iter().filter(|(degree, _)| is_asked(*degree));
     if let Some((degree, way)) = asked.next() {
         let option = way.option();
@@ -75,6 +87,7 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
                 "{option} and {}: layers can be shared in only one of these ways",
                 other.option()
             ))
+            .with_hint("--tensor-parallel and --context-parallel go together, each with a number")
             .into());
         }
         let Subject::Model(whole) = subject else {

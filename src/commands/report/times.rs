@@ -25,7 +25,7 @@ pub fn of_plan(
         let figures = plan.cluster.types.get(name).ok_or_else(|| format!("`{name}` has no description"))?;
         let mut times = costs::times(&workspace.graph, &workspace.costs, &models.of(name, figures), &options);
         if let Some(shared) = &workspace.shared {
-            times.add(&shared.exchange_seconds(&workspace.graph, &plan.cluster));
+            times.add(&shared.exchange_seconds(&workspace.graph));
         }
         Ok::<_, String>(times)
     };

@@ -125,7 +125,15 @@ fn headline(found: &Found) -> String {
         None if shared.by_expert => {
             format!(", samples or positions, and experts, in {} parts", shared.degree)
         }
-        None => format!(", each layer on {} devices", shared.degree),
+        None => match shared.context_parallel {
+            Some(groups) => {
+                format!(
+                    ", samples or positions in {groups} parts, each layer on {} devices",
+                    shared.degree / groups
+                )
+            }
+            None => format!(", each layer on {} devices", shared.degree),
+        },
     });
     let shared = shared.unwrap_or_default();
     // A schedule orders stages: with one stage there is no choice.

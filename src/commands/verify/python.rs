@@ -34,6 +34,8 @@ pub struct Request<'r> {
     pub float64: bool,
     /// Processes that share the Python stages.
     pub ranks: u32,
+    /// Groups of them that share these first; 1 without groups.
+    pub groups: u32,
     /// Threads per operator, if not all cores are free.
     pub threads: Option<usize>,
 }
@@ -124,7 +126,7 @@ impl Python {
         let place = tempfile::tempdir()?;
         let store = place.path().join("store").display().to_string();
         let rank = |rank| {
-            let rank = json!({ "rank": rank, "size": size, "store": store });
+            let rank = json!({ "rank": rank, "size": size, "groups": request.groups, "store": store });
             self.converse(&request.json("compare", forms, Some(rank)))
         };
         let ranks = (0..size).map(rank).collect::<Result<Result<_, _>, _>>()?;

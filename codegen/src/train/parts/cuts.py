@@ -27,6 +27,10 @@ class Cuts:
     def __contains__(self, tensor):
         return tensor in self.how
 
+    def is_first(self, tensor, shard):
+        """Tells whether no shard before this one has the same of a tensor: it may be cut in groups of shards."""
+        return shard == 0 or tensor in self.how and shard < self.how[tensor][0].size
+
     def whole(self, tensor, value):
         """Joins the shards' parts into a whole tensor, like `tensor`; all shards call this together."""
         if tensor not in self.how:

@@ -29,7 +29,8 @@ class Groups:
                     wanted |= {*inside, *(tuple(sorted(alike)) for alike in zip(*inside))}
             wanted |= {self.tied_ranks(tied, shard) for tied in self.manifest["tied"]}
         if layout.shards > 1:
-            wanted |= {tuple(layout.shard_ranks(rank)) for rank in range(layout.world)}
+            kinds = [layout.shard_ranks] + [layout.inner_ranks, layout.outer_ranks] * (layout.group_size < layout.shards)
+            wanted |= {tuple(kind(rank)) for kind in kinds for rank in range(layout.world)}
         self.groups = {ranks: self.group_of(ranks) for ranks in sorted(wanted | pipelines)}
         self.slice_groups = {}
         if self.arguments.sync != "buckets":

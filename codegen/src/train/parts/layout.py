@@ -74,6 +74,9 @@ def refuse_shards(manifest, arguments):
         sys.exit(f"{shards}: archives cannot be cut inside their operators: use --form python, or {own}")
     if arguments.sharding == "zero3":
         sys.exit(f"--sharding zero3 cannot be combined with {shards}: use --sharding zero2, or {own}")
+    groups = manifest.get("shard_groups") or 1
+    if arguments.shards % groups or arguments.shards == groups > 1:
+        sys.exit(f"{shards}: these stages are for {groups} groups of shards: use a multiple of that, or {own}")
     is_on_first = any(blocks == 0 for about in manifest["stages"] for _, blocks in (about.get("cuts") or {}).values())
     if arguments.sharding != "none" and is_on_first:  # buckets of another size round otherwise, and copies drift apart
         sys.exit(f"--sharding {arguments.sharding} cannot be combined with {shards}, the first of which has parameters alone: use --sharding none, or {own}")
@@ -92,7 +95,8 @@ class Layout:
     uses stages of the model.
 
     If stages are cut inside their operators, each position of each replica is a run of neighbouring ranks, one per
-    shard, and each shard has a chain of pipelines of its own: the following describes one of them.
+    shard, and each shard has a chain of pipelines of its own: the following describes one of them. Shards may be groups of
+    neighbours that share a stage first; those of a group share its part.
 
     A pipeline has one rank per position: a stage, or the stages that interleave there. With unequal replicas the number
     of pipelines is their least common multiple; a rank of a stage with fewer replicas is in several.
@@ -119,8 +123,10 @@ class Layout:
             else:
                 self.stages_of = [list(range(rank, count, ranks)) for rank in range(ranks)]
         width, self.shards = len(self.stages_of), arguments.shards
+        self.group_size = self.shards
         if self.shards > 1:
             refuse_shards(manifest, arguments)
+            self.group_size //= manifest.get("shard_groups") or 1
         replicas = [int(part) for part in str(arguments.replicas).split(",")]
         if len(replicas) == 1:
             replicas *= width
@@ -206,6 +212,15 @@ class Layout:
         """Returns the ranks that share a stage with this one."""
         first = rank - rank % self.shards
         return range(first, first + self.shards)
+
+    def inner_ranks(self, rank):
+        """Returns those of them in its group."""
+        first = rank - rank % self.group_size
+        return range(first, first + self.group_size)
+
+    def outer_ranks(self, rank):
+        """Returns those at its place in all groups."""
+        return self.shard_ranks(rank)[rank % self.group_size :: self.group_size]
 
 
 def replicas_of(arguments):

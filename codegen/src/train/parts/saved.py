@@ -42,8 +42,9 @@ class Saved:
 
         def is_own(held, number, tensor):
             replica = self.replica_of(held)
-            if tensor in self.cuts:  # each shard has another part
-                return number % copies == replica
+            if tensor in self.cuts:  # each shard of a group has another part
+                alike = shards // layout.group_size
+                return number % (copies * alike) == replica * alike + self.shard // layout.group_size
             return number % (copies * shards) == replica * shards + self.shard
 
         for held, module in self.modules.items():
@@ -52,7 +53,7 @@ class Saved:
                 is_first = owners.get(name, stage) == stage
                 if not isinstance(tensor, nn.Parameter):
                     # Every replica has its own batch-norm statistics.
-                    if (is_first or replica) and (tensor in self.cuts or self.shard == 0):
+                    if (is_first or replica) and self.cuts.is_first(tensor, self.shard):
                         yield (f"replica_{replica}.{name}" if replica else f"model.{name}"), self.held(tensor)
                 elif is_first and (number % groups == group if self.is_sliced(tensor) else is_own(held, number, tensor)):
                     if (part := self.held(tensor)) is not None:
@@ -62,7 +63,7 @@ class Saved:
             stage, number = held % layout.count, numbers.get(held, 0)
             numbers[held] = number + 1
             is_piece = self.update.is_shared and parameter in self.sync.pieces
-            is_written = number % groups == group and (parameter in self.cuts or self.shard == 0)
+            is_written = number % groups == group and self.cuts.is_first(parameter, self.shard)
             if owners.get(name, stage) == stage and (is_written if is_piece else is_own(held, number, parameter)):
                 if (part := self.update.held(parameter, key, value)) is not None:
                     yield f"optimizer.{name}.{key}", part

@@ -84,11 +84,12 @@ def form_of(about, form):
     return form or ("python" if "python" in about["files"] else "torchscript")
 
 
-def load_stage(about, form, device, waits=False, group=None, offload=None):
+def load_stage(about, form, device, waits=False, groups=(), offload=None):
     """Loads a stage; under schedules with split backward passes its weight gradients may be deferred.
 
-    Of a stage that is cut inside its operators each rank of `group` loads its part. `offload` moves the blocks that the
-    plan keeps in host memory.
+    Of a stage that is cut inside its operators each rank loads its part: of `groups`, the ranks that share it, and where
+    groups of ranks share it first, those at its place in all groups. `offload` moves the blocks that the plan keeps in host
+    memory.
     """
     files, form = about["files"], form_of(about, form)
     if form not in files:
@@ -105,8 +106,8 @@ def load_stage(about, form, device, waits=False, group=None, offload=None):
     if offload is not None and about.get("offload"):
         module.on_host = offload.on_host
     own = {}
-    if group is not None and "cuts" in about:
-        own["shard"] = module.Shard(group)
+    if groups and "cuts" in about:
+        own["shard"] = module.Shard(*groups)
         tensors = module.PARAMETERS | module.FROZEN | module.BUFFERS
         for name, cut in module.CUTS.items():
             try:

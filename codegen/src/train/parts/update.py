@@ -86,7 +86,7 @@ class Update:
         stepped = [(held, name, self.own(p), p) for held, name, p in self.named]
         is_first = self.is_shared and sync.copy == 0
         counts = lambda held, own, p: is_first if own is not p else held < self.count and replica == 0  # noqa: E731
-        is_once = lambda p: (shard == 0 or p in self.cuts) and p not in later  # noqa: E731
+        is_once = lambda p: self.cuts.is_first(p, shard) and p not in later  # noqa: E731
         self.stepped = [(name, own, counts(held, own, p) and is_once(p)) for held, name, own, p in stepped if own is not None]
         # For updates on the host, the optimizer gets host copies of them.
         is_on_host = host_device is not None and self.optimizer

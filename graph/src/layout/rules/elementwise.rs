@@ -3,10 +3,13 @@
 use operators::Split;
 
 use super::{Axis, Side, each_cut};
-use crate::layout::{
-    Slice,
-    strategy::{After, Special},
-    subject::Subject,
+use crate::{
+    infer::call::integer,
+    layout::{
+        Slice,
+        strategy::{After, Special},
+        subject::Subject,
+    },
 };
 
 /// The side of an operand if a dimension of the results is cut: cut, too, or broadcast along it.
@@ -66,6 +69,24 @@ pub fn through(subject: &Subject<'_>) -> Option<Vec<Axis>> {
         Some(Axis::new(with(Side::Cut(dim, blocks)), Side::Cut(dim, blocks)))
     });
     all.push(Axis::new(with(Side::Sum), Side::Sum).on_terms());
+    Some(all)
+}
+
+/// Exchanges between groups of devices, which are sums of slices, or slices: all dimensions but those along which they go.
+pub fn exchanged(subject: &Subject<'_>) -> Option<Vec<Axis>> {
+    let [leaf] = subject.leaves.as_slice() else { return None };
+    let count = match subject.operator.short_name() {
+        "shard_copy" | "shard_reduce" | "shard_once" => 0,
+        "shard_exchange" => 2,
+        _ => 1,
+    };
+    let along = (1..=count).map(|at| usize::try_from(integer(subject.call.at(at))?).ok());
+    let along: Vec<usize> = along.collect::<Option<_>>()?;
+    let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
+        let axis = Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks));
+        (!along.contains(&dim)).then_some(axis)
+    });
+    all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms());
     Some(all)
 }
 

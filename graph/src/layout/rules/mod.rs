@@ -330,6 +330,7 @@ fn axes(subject: &Subject<'_>) -> Vec<Axis> {
         Split::Index => views::index(subject),
         Split::Interleave => views::interleave(subject),
         Split::Pad => views::pad(subject),
+        Split::Exchanged => elementwise::exchanged(subject),
     };
     found.unwrap_or_default()
 }

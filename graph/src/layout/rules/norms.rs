@@ -1,7 +1,10 @@
 //! Norms, pools, resampling, recurrent layers, losses: operators on samples, channels or positions one by one.
 
 use super::{Axis, Side, each_cut};
-use crate::layout::{strategy::Special, subject::Subject};
+use crate::layout::{
+    strategy::{After, Edit, Special, Value},
+    subject::Subject,
+};
 
 /// `layer_norm`, `rms_norm`: all dimensions before the normalised ones.
 pub fn layer(subject: &Subject<'_>) -> Option<Vec<Axis>> {
@@ -72,8 +75,9 @@ pub fn samples(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }))
 }
 
-/// `cross_entropy` of classes by index: classes. The largest score, the sum and the target's own are exchanged, so the
-/// loss is whole on each device, and each has its part of the gradient.
+/// `cross_entropy` of classes by index: classes, rows. Of parts of the classes the largest score, the sum and the target's
+/// own are exchanged, so the loss is whole on each device, and each has its part of the gradient. The loss of some rows is a
+/// term of the sum; targets of all devices are counted for the mean.
 pub fn cross_entropy(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let (scores, target) = (subject.leaf("self")?, subject.leaf("target")?);
     let (sizes, of_target) = (&subject.leaves[scores].sizes, &subject.leaves[target].sizes);
@@ -84,7 +88,30 @@ pub fn cross_entropy(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     }
     let mut leaves = vec![Side::Whole; 2];
     leaves[scores] = Side::Cut(usize::from(sizes.len() > 1), 1);
-    Some(vec![Axis { special: Some(Special::CrossEntropy), ..Axis::new(leaves, Side::Whole) }])
+    let mut all = vec![Axis { special: Some(Special::CrossEntropy), ..Axis::new(leaves, Side::Whole) }];
+    let (reduction, targets) = (subject.argument("reduction")?, subject.argument("target")?);
+    let (is_mean, is_sum) =
+        (subject.call.int("reduction") == Some(1), subject.call.int("reduction") == Some(2));
+    let can_change = [reduction, targets].iter().all(|at| subject.operator.arguments[*at].is_given);
+    // A sum of many losses is beyond the range of 16 bits.
+    let is_short = subject.has_dtype(subject.leaves[scores].source, tracer::DType::Float16);
+    // What takes a number without a gradient takes it whole.
+    let is_trained = subject.operator.outputs.iter().all(|value| subject.context.is_trained_number(*value));
+    let is_possible = is_trained && (is_mean && can_change && !is_short || is_sum);
+    let Some(ignored) = subject.call.int("ignore_index").filter(|_| is_possible) else { return Some(all) };
+    let sizes = sizes.clone();
+    all.extend(each_cut(subject, &sizes, |dim, blocks| {
+        let of_target = if dim == 0 { 0 } else { dim - 1 };
+        let mut leaves = vec![Side::Cut(dim, blocks); 2];
+        leaves[target] = Side::Cut(of_target, blocks);
+        let mut axis = Axis::new(leaves, Side::Sum);
+        if is_mean {
+            axis.edits.push(Edit::Set { argument: reduction, item: None, to: Value::Int(2) });
+            axis.after = Some(After::PerTarget { argument: targets, ignored });
+        }
+        (dim != 1 && sizes.len() > 1).then_some(axis)
+    }));
+    Some(all)
 }
 
 /// `lstm` and similar: samples. In states they come after layers.

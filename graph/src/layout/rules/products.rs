@@ -162,7 +162,8 @@ pub fn attention(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let rank = result.len();
     let sizes = |at: usize| &subject.leaves[at].sizes;
     let ranks_agree = [query, key, value].iter().all(|at| sizes(*at).len() == rank);
-    if rank < 3 || !ranks_agree || subject.call.float("dropout_p")? != 0.0 {
+    let drops = subject.argument("dropout_p").is_some() && subject.call.float("dropout_p") != Some(0.0);
+    if rank < 3 || !ranks_agree || drops {
         return None;
     }
     let is_grouped = subject.call.flag("enable_gqa").unwrap_or(false);

@@ -296,7 +296,7 @@ fn indexed(subject: &Subject<'_>) -> Option<(usize, usize)> {
     let result = subject.result()?;
     // Booleans select rows in an unknown number.
     let made = [&sizes[..at], &positions.sizes[..], sizes.get(at + 1..)?].concat();
-    (result == made && !subject.is_mask(positions.source)).then_some((at, own))
+    (result == made && !subject.has_dtype(positions.source, tracer::DType::Bool)).then_some((at, own))
 }
 
 /// Returns the number of rows, and the positions, by which an `index` takes rows.
