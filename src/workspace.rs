@@ -249,11 +249,6 @@ impl Workspace {
         way: Way<'_>,
     ) -> Result<Self, Failure> {
         let (groups, each) = (way.groups(), degree / way.groups().max(1));
-        if groups.checked_mul(each) != Some(degree) || groups > 1 && each < 2 {
-            return Err(Failure::input(format!(
-                "{groups} groups (`context_parallel`) of at least two devices each cannot be made of {degree} devices"
-            )));
-        }
         let devices = (cluster, models, rounding);
         if groups == 1 {
             return self.one_device(sharing::shared_by(&self.subject(devices, (each, 1)), way)?);
@@ -312,6 +307,7 @@ impl Workspace {
 
     /// Returns one device's share under a plan whose devices share layers, with the micro-batch size of this model.
     pub fn shared_by(&self, plan: &Plan, models: &CostModels) -> Result<Option<Self>, Failure> {
+        Way::check_groups(plan)?;
         let LayerSharing::ByCuts(degree) = plan.sharing() else { return Ok(None) };
         let rounding = plan.predicted.times.as_ref().map_or(Rounding::Own, rounding_of);
         self.shared((&plan.cluster, models, rounding), degree, Way::of_plan(plan)).map(Some)

@@ -620,11 +620,22 @@ fn positions_and_layers_are_shared_at_once() {
         said.split(" per step").next().unwrap_or_default().to_string()
     };
     assert_eq!(step(&["--check", &format!("{folder}/plan.yaml")]), step(&asked[2..]));
+    // One that somebody has changed is refused by what is wrong with it.
+    for (changed, expected) in [
+        ("context_parallel: 3", "`context_parallel: 3` of the plan: 8 devices share layers"),
+        ("context_parallel: 8", "`context_parallel: 8` of the plan: 8 devices share layers"),
+        ("context_parallel: 4\noperators: {head linear: samples}", "each operator has a split of its own"),
+    ] {
+        let file = path("changed.yaml");
+        fs::write(&file, plan.replace("context_parallel: 4", changed)).unwrap();
+        let (is_taken, said) = command(&["plan", model, "--check", &file, "--cluster", &cluster]);
+        assert!(!is_taken && said.contains(expected), "{said}");
+    }
     // Gradients of which each group has a term alone.
     let place_of_fault = Path::new(folder).join("stages/stage_0.py");
     let fault = stage.replacen(
-        "self.shard.outer.copy(self.layers[0].q.weight)",
-        "self.shard.copy(self.layers[0].q.weight)",
+        "self.shard.outer.weight(self.layers[0].q.weight)",
+        "self.shard.weight(self.layers[0].q.weight)",
         1,
     );
     assert_ne!(fault, stage);

@@ -167,6 +167,8 @@ pub enum Mark {
     FirstGradient,
     /// The gradient of its first operand is that of its result, without computation.
     KeepsGradient,
+    /// Devices may sum the gradient of its operand once a step, in place of each backward pass.
+    SumsLater,
 }
 
 impl Mark {

@@ -42,6 +42,7 @@ pub fn from_graph(
                 forward: of(&|time| time.forward),
                 input_gradient: of(&|time| time.input_gradient),
                 weight_gradient: of(&|time| time.weight_gradient),
+                once: of(&|time| time.once),
                 parameters: Bytes(0),
                 activations: Bytes(costs.run(operators).saved_bytes),
                 kept: Bytes(0),
@@ -101,6 +102,7 @@ pub fn forward_only(problem: &mut Problem, model: &Sliceable<'_>, grain: &Grain,
         let own = run.operators.start as usize..run.operators.end as usize;
         let caches = of.caches[own.clone()].iter().copied().fold(0, u64::saturating_add);
         (block.input_gradient, block.weight_gradient) = (Seconds(0.0), Seconds(0.0));
+        block.once = Seconds(0.0);
         // Only keys and values are kept.
         (block.activations, block.kept) = (Bytes(caches), Bytes(caches));
         block.workspace = Bytes(of.alive[own].iter().copied().max().unwrap_or(0));

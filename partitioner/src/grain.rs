@@ -25,6 +25,8 @@ pub struct OperatorSeconds {
     pub input_gradient: f64,
     /// Gradient of the parameters.
     pub weight_gradient: f64,
+    /// Once a step: sums of gradients over devices that share it.
+    pub once: f64,
 }
 
 /// Share of an even stage's work below which a call next to a border is not worth opening.

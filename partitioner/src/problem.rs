@@ -49,6 +49,8 @@ pub struct Block {
     pub input_gradient: Seconds,
     /// Gradient of the parameters.
     pub weight_gradient: Seconds,
+    /// Once a step: sums of gradients over devices that share it as one.
+    pub once: Seconds,
     /// Parameters that only this block uses.
     pub parameters: Bytes,
     /// Bytes saved for the backward pass of one micro-batch; for inference, the keys and values of one.
@@ -346,6 +348,7 @@ impl Problem {
                 ("forward", block.forward),
                 ("input_gradient", block.input_gradient),
                 ("weight_gradient", block.weight_gradient),
+                ("once", block.once),
             ];
             for (field, Seconds(value)) in times {
                 if !(0.0..1e15).contains(&value) {
@@ -473,6 +476,7 @@ impl Problem {
                 forward: time(data.forward),
                 input_gradient: time(data.backward) / 2.0,
                 weight_gradient: time(data.backward) / 2.0,
+                once: Seconds(0.0),
                 parameters: data.parameters,
                 activations: if is_free { Bytes(0) } else { data.activations },
                 kept: Bytes(0),

@@ -475,6 +475,9 @@ pub struct StageCost {
     pub input_gradient: Seconds,
     /// Gradient of the parameters.
     pub weight_gradient: Seconds,
+    /// Once a step: sums of gradients over the devices that share it, of weights that each has whole.
+    #[serde(default, skip_serializing_if = "takes_none")]
+    pub once: Seconds,
     /// Parameters, per replica.
     pub parameters: Bytes,
     /// Optimizer state, per replica.
@@ -489,6 +492,10 @@ pub struct StageCost {
     /// Copies to and from host memory for one micro-batch, each way.
     #[serde(default)]
     pub offloaded: Bytes,
+}
+
+fn takes_none(seconds: &Seconds) -> bool {
+    seconds.0 == 0.0
 }
 
 fn is_nothing(bytes: &Bytes) -> bool {

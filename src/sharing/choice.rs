@@ -33,6 +33,8 @@ pub struct Group<'a> {
     pub sequences: Option<(SequenceParallel, f64)>,
     /// Weights are whole, and no product takes a part of one: each device has samples or positions.
     pub keeps_weights: bool,
+    /// The share of the sum of a whole weight's gradient that each micro-batch bears.
+    pub summed: f64,
     /// The strategies that are considered.
     pub wanted: &'a dyn Fn(OperatorId, &Strategy) -> bool,
     /// Fixed layouts of stored tensors.
@@ -450,7 +452,9 @@ impl<'a> Table<'a> {
             Some(_) if one.is_fixed => f64::INFINITY,
             Some(steps) if Some(steps.as_slice()) == made => 0.0,
             Some(steps) => {
-                self.seconds(&steps, bytes, has_gradient)
+                let is_summed = steps == [Exchange::Copy] && matches!(leaf.source, Source::Tensor(_));
+                let share = if is_summed { self.group.summed } else { 1.0 };
+                share * self.seconds(&steps, bytes, has_gradient)
                     + self.otherwise(&steps, leaf.source, leaf.sizes.len(), has_gradient)
             }
         };

@@ -6,10 +6,12 @@ use codegen::{Shards, starred};
 use cost_model::{Costs, Rounding, predict};
 use graph::{
     BlockId, DType, InputShape, ModelGraph, OperatorCosts, OperatorId, TensorId, ValueId, differentiated,
-    layout::{Choice, Collective, Context, Exchange, Inside, Layout, Proof, Slice, check, sharded},
+    layout::{
+        Choice, Collective, Context, Exchange, Inside, Layout, Proof, Slice, check, is_summed_later, sharded,
+    },
 };
 use partitioner::inside::Walk;
-use schema::{Cluster, Cut, Device, DeviceType, Plan, Proved, SequenceParallel};
+use schema::{Cluster, Cut, Device, DeviceType, LayerSharing, Plan, Proved, SequenceParallel};
 use simulator::{
     Link,
     collective::{self, Algorithm},
@@ -120,11 +122,45 @@ impl OperatorSearch {
     /// are read, parameters and state are written.
     pub(super) fn update(&self, figures: &DeviceType) -> f64 {
         let touched = 3.0 + 2.0 * self.optimizer_factor;
-        touched / figures.memory_bandwidth.0 / f64::from(self.micro_batches.max(1))
+        touched / figures.memory_bandwidth.0 * self.each()
+    }
+
+    /// Returns the share of what is done once a step that each micro-batch bears.
+    pub(super) fn each(&self) -> f64 {
+        1.0 / f64::from(self.micro_batches.max(1))
     }
 }
 
 impl<'a> Way<'a> {
+    /// Refuses what no plan of groups with a part of the samples or positions each can have.
+    ///
+    /// # Errors
+    /// Names it.
+    pub fn check_groups(plan: &Plan) -> Result<(), Failure> {
+        let Some(groups) = plan.context_parallel else { return Ok(()) };
+        let said =
+            |why: &str| Err(Failure::input(format!("`context_parallel: {groups}` of the plan: {why}")));
+        let cut = |has: fn(&Cut) -> bool| plan.cuts.iter().find(|(_, cut)| has(cut)).map(|(name, _)| name);
+        if !plan.operators.is_empty() {
+            return said("each operator has a split of its own (`operators`)");
+        }
+        if let Some(name) = cut(|cut| cut.bands) {
+            return said(&format!("`{name}` is in bands"));
+        }
+        if let Some(name) = cut(|cut| cut.on_first) {
+            return said(&format!("`{name}` is on the first device only"));
+        }
+        match plan.sharing() {
+            LayerSharing::ByCuts(degree) if degree % groups.max(1) == 0 && groups > 1 && degree > groups => {
+                Ok(())
+            }
+            LayerSharing::ByCuts(degree) => said(&format!(
+                "{degree} devices share layers (`tensor_parallel`), which are not as many groups of several devices each"
+            )),
+            _ => said("no devices share layers (`tensor_parallel`)"),
+        }
+    }
+
     /// Returns the way of a plan whose devices share layers.
     pub fn of_plan(plan: &'a Plan) -> Self {
         if plan.operators.is_empty() {
@@ -267,6 +303,7 @@ impl<'a> Subject<'a> {
             per_byte: TOUCHED / figures.memory_bandwidth.0,
             held: 0.0,
             keeps_weights: way.keeps_weights(),
+            summed: 1.0,
             wanted: &|_, _| true,
             given: &given,
             sequences: way.sequence_parallel().map(|held| (held, INSISTENCE * total_seconds)),
@@ -294,12 +331,13 @@ impl<'a> Subject<'a> {
         chosen: &Chosen,
     ) -> Result<(SharedModel, Vec<bool>), Failure> {
         let Self { program, graph, costs, .. } = *self;
-        let made =
+        let mut made =
             sharded(program, context, &chosen.choice).map_err(|error| Failure::no(error.to_string()))?;
         let proof = check(program, context, &chosen.choice, &made).map_err(|error| {
             Failure::bug(format!("the program of one device does not match the whole model: {error}"))
         })?;
         first::check(&made, graph)?;
+        made.sum_later(graph);
         let flops = |at: usize| costs.operator(OperatorId(at as u32)).forward_flops as f64;
         let all = || 0..graph.operators.len();
         let total: f64 = all().map(flops).sum();
@@ -516,10 +554,11 @@ fn bands_in(cuts: &indexmap::IndexMap<String, Cut>, program: &Program) -> Result
 }
 
 impl SharedModel {
-    /// Returns the seconds of exchanges in the forward and in the backward pass, by operator of the shared graph.
+    /// Returns the seconds of exchanges in the forward and in the backward pass of each micro-batch, by operator of the shared
+    /// graph.
     pub fn exchange_seconds(&self, graph: &ModelGraph) -> BTreeMap<OperatorId, (f64, f64)> {
         let mut found: BTreeMap<OperatorId, (f64, f64)> = BTreeMap::new();
-        for sent in self.sent(graph) {
+        for sent in self.sent(graph).into_iter().filter(|sent| !sent.is_late) {
             let links =
                 self.outer.as_ref().filter(|_| sent.is_outer).map_or(&self.links, |outer| &outer.links);
             let seconds = exchange_seconds(sent.collective, sent.whole, links);
@@ -532,8 +571,20 @@ impl SharedModel {
         found
     }
 
-    /// Returns the bytes that the devices exchange per micro-batch in both passes, summed over all devices.
-    pub fn exchange_bytes(&self, graph: &ModelGraph) -> u64 {
+    /// Returns the seconds of exchanges once a step, by operator of the shared graph: sums of gradients of weights that are
+    /// whole on each device.
+    pub fn seconds_once(&self, graph: &ModelGraph) -> BTreeMap<OperatorId, f64> {
+        let mut found: BTreeMap<OperatorId, f64> = BTreeMap::new();
+        for sent in self.sent(graph).into_iter().filter(|sent| sent.is_late) {
+            let links =
+                self.outer.as_ref().filter(|_| sent.is_outer).map_or(&self.links, |outer| &outer.links);
+            *found.entry(sent.operator).or_default() += exchange_seconds(sent.collective, sent.whole, links);
+        }
+        found
+    }
+
+    /// Returns the bytes that the devices exchange, summed over all of them: per micro-batch in both passes, and once a step.
+    pub fn exchange_bytes(&self, graph: &ModelGraph) -> (u64, u64) {
         let bytes = |sent: Sent| {
             let once = match sent.collective {
                 Collective::Neighbours(moved, size) => rows(sent.whole, moved.total, size),
@@ -544,7 +595,11 @@ impl SharedModel {
             };
             once.saturating_mul(self.devices() / sent.degree)
         };
-        self.sent(graph).into_iter().map(bytes).fold(0, u64::saturating_add)
+        let sum = |is_late: bool| {
+            let all = self.sent(graph).into_iter().filter(|sent| sent.is_late == is_late);
+            all.map(bytes).fold(0, u64::saturating_add)
+        };
+        (sum(false), sum(true))
     }
 
     /// Returns the number of devices that share the model, over all groups.
@@ -602,7 +657,17 @@ impl SharedModel {
                 if let Some(collective) = collective
                     && (pass == Pass::Forward || has_gradient())
                 {
-                    found.push(Sent { operator, dtype, pass, collective, whole, degree, is_outer: false });
+                    let is_late = pass == Pass::Backward && is_summed_later(graph.operator(operator));
+                    found.push(Sent {
+                        operator,
+                        dtype,
+                        pass,
+                        collective,
+                        whole,
+                        degree,
+                        is_outer: false,
+                        is_late,
+                    });
                 }
             };
         for (node, exchange) in exchanges {
@@ -885,6 +950,8 @@ struct Sent {
     degree: u64,
     /// Whether they are those of one place in their groups, not of one group.
     is_outer: bool,
+    /// Whether it may be done once a step.
+    is_late: bool,
 }
 
 /// The pass.

@@ -81,6 +81,7 @@ fn tabled(
         held: 2.0 + search.optimizer_factor,
         sequences: None,
         keeps_weights: false,
+        summed: search.each(),
         wanted: &|id, way| is_wanted(context, id, way),
         given: &BTreeMap::new(),
     };
@@ -208,7 +209,7 @@ pub(super) fn best(
             let graph = built(subject, &shared)?;
             let own = timed(subject, &shared, &graph)?;
             parts.learn(subject, &shared, &own);
-            let seconds = own.micro_batch + updated(subject, &graph, search)?;
+            let seconds = own.micro_batch + updated(subject, &shared, &graph, search)?;
             let picks = tables.picks(&chosen.choice);
             let fits = picks.is_none_or(|picks| tables.choices.totals(&picks).bytes <= usable);
             // What fits comes first.
@@ -323,11 +324,17 @@ pub(super) fn finished(
     Ok(SharedModel { operators: Some(operators), ..shared })
 }
 
-/// Returns the optimizer's seconds of a micro-batch on one device.
-fn updated(subject: &Subject<'_>, graph: &ModelGraph, search: OperatorSearch) -> Result<f64, Failure> {
+/// Returns a micro-batch's part of what one device does once a step: the optimizer's step, and sums before it.
+fn updated(
+    subject: &Subject<'_>,
+    shared: &SharedModel,
+    graph: &ModelGraph,
+    search: OperatorSearch,
+) -> Result<f64, Failure> {
     let (_, figures) = subject.figures()?;
     let parameters = graph.tensors.iter().filter(|own| own.role == Role::Parameter && own.first == own.id);
-    Ok(parameters.map(|own| own.bytes).sum::<u64>() as f64 * search.update(figures))
+    let sums: f64 = shared.seconds_once(graph).into_values().sum();
+    Ok(parameters.map(|own| own.bytes).sum::<u64>() as f64 * search.update(figures) + sums * search.each())
 }
 
 /// Returns the seconds of a micro-batch on one device, as plans add them up, with its part of the optimizer's.
@@ -338,7 +345,7 @@ pub(super) fn micro_batch(
     search: OperatorSearch,
 ) -> Result<f64, Failure> {
     let graph = built(subject, shared)?;
-    Ok(timed(subject, shared, &graph)?.micro_batch + updated(subject, &graph, search)?)
+    Ok(timed(subject, shared, &graph)?.micro_batch + updated(subject, shared, &graph, search)?)
 }
 
 fn built(subject: &Subject<'_>, shared: &SharedModel) -> Result<ModelGraph, Failure> {
@@ -371,6 +378,7 @@ impl Parts {
             held: 0.0,
             sequences: None,
             keeps_weights: false,
+            summed: 1.0,
             wanted: &|id, way| is_wanted(context, id, way),
             given: &BTreeMap::new(),
         };

@@ -43,7 +43,7 @@ class Shard:
     """
 
     def __init__(self, group=None, outer=None):
-        self.outer_group = outer
+        self.outer_group, self.later = outer, None
         self.group, self.known_places, self.with_halo, self.keeping = group, {}, {}, []
         self.known_routes = WeakIdKeyDictionary()  # by the tensor of offsets
         self.whole_sizes, self.lent = {}, []  # of tensors on the first rank, by name; tensors lent since the last return
@@ -58,6 +58,14 @@ class Shard:
     def copy(self, x):
         """Passes a whole value to an operator on parts of it: the gradients of all parts are summed."""
         return self.exchanged(x, self.same, self.sum)
+
+    def weight(self, x):
+        """The same for a weight that is used in no other way; where `later` is a dict, the gradients are left to whoever made
+        it, to be summed once a step."""
+        if self.later is None:
+            return self.copy(x)
+        self.later[x] = None
+        return x
 
     def reduce(self, x):
         """Sums the terms of all ranks."""

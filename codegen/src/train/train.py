@@ -87,6 +87,7 @@ try:
     from train_parts.saved import Saved
     from train_parts.stages import STAGES, Wrapped, autocast, load_stage, read_manifest, seed_step
     from train_parts.stragglers import BUSY, Stragglers, about_slow
+    from train_parts.sync import sum_gradients
     from train_parts.task import Task, find_task
     from train_parts.update import NotFinite, Update, is_scaled, memory_of, parameter_at
     from train_parts.validation import Validation
@@ -325,6 +326,11 @@ class Run(Groups, Saved):
         for pipeline in self.pipelines if any(self.wants) else ():
             made = Batches(self.task, pipeline.number, self.layout.pipelines, arguments.micro_batches)
             self.batches[pipeline.number] = made
+        # Steps without an end, and updates before it, need sums at once.
+        shards = [module.shard for module in self.modules.values() if hasattr(module, "shard")]
+        self.summed_later = [] if self.sends_slices or arguments.updates else [each for shard in shards for each in (shard, shard.outer) if each.size > 1]
+        for shard in self.summed_later:
+            shard.later = {}
         self.validation = Validation(self) if hasattr(self.task.file, "validation") else None
         if self.validation and any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values()):
             sys.exit("archives cannot leave training mode: use --form python for validation")
@@ -434,13 +440,17 @@ class Run(Groups, Saved):
         return None if loss is None else loss / self.update.scale.value
 
     def average_gradients(self):
-        """Sums gradients over the replicas of each stage, then over the copies of each tied parameter."""
+        """Sums gradients over the replicas of each stage, then over the copies of each tied parameter, then over shards where
+        they have the same parameter for their parts."""
         if self.sync:
             self.sync.finish()
         for tied in self.manifest["tied"]:
             self.sum_tied(tied)
         if self.update.is_shared:
             self.sync.take_tied()
+        for shard in self.summed_later:
+            own = [self.update.own(parameter) for parameter in shard.later]
+            sum_gradients([tensor for tensor in own if tensor is not None], shard.group)
 
     def sum_tied(self, tied):
         ranks = self.tied_ranks(tied, self.shard)

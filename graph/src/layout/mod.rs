@@ -20,6 +20,7 @@
 mod bands;
 mod check;
 mod exchange;
+mod later;
 mod layouts;
 mod rules;
 mod sharded;
@@ -29,6 +30,7 @@ mod subject;
 pub use bands::{Bands, Moved, Resampling, Rows, Stretch, Take, Window};
 pub use check::{CheckError, Proof, check};
 pub use exchange::{Collective, Exchange, exchanges};
+pub use later::is_summed_later;
 pub use layouts::{Layout, Routed, Slice, Taken};
 pub use sharded::{Choice, Inside, ShardError, Sharded, Writes, sharded};
 pub use strategy::{After, Edit, Need, Special, Strategy, Value};

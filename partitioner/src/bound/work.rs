@@ -186,6 +186,7 @@ mod tests {
                             send: (0.0, 0.0),
                             send_back: (0.0, 0.0),
                             buckets: (0, 0.0),
+                            once: 0.0,
                         }
                     };
                     let stages: Vec<StageTimes> = cuts.windows(2).map(stage).collect();

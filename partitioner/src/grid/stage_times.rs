@@ -70,6 +70,10 @@ pub(crate) fn stage_times(costs: &StageCosts, start: usize, end: usize, stage: &
     let input_gradient = sum(&|block| block.input_gradient.0) + overhead;
     let weight_gradient = sum(&|block| block.weight_gradient.0);
     let accumulation = costs.accumulation(start, end);
+    // Replicas that share out the update sum their shares alone.
+    let is_shared = shared_out(problem, place.run.count).sharding.is_some();
+    let sharers = if is_shared { problem.training.sharers(place.run.count) } else { 1 };
+    let once: f64 = stage.blocks.iter().map(|&block| problem.blocks[block].once.0).sum();
     StageTimes {
         forward: sum(&|block| block.forward.0).max(gather),
         input_gradient: input_gradient.max(gather),
@@ -80,6 +84,7 @@ pub(crate) fn stage_times(costs: &StageCosts, start: usize, end: usize, stage: &
         send: send(scorer.states.crossing[end], after),
         send_back: send(scorer.states.crossing_back[start], before),
         buckets: buckets(costs, start, end),
+        once: once / sharers as f64,
     }
 }
 
@@ -125,5 +130,6 @@ pub(crate) fn passes_alone(problem: &Problem, stage: &SolutionStage) -> StageTim
         send: (0.0, 0.0),
         send_back: (0.0, 0.0),
         buckets: (0, 0.0),
+        once: 0.0,
     }
 }

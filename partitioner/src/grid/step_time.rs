@@ -25,6 +25,8 @@ pub(crate) struct StageTimes {
     pub(crate) send_back: (f64, f64),
     /// Buckets of gradients that replicas sum at the end of the step, and the seconds of each.
     pub(crate) buckets: (usize, f64),
+    /// Seconds of sums that follow all of them.
+    pub(crate) once: f64,
 }
 
 impl StageTimes {
@@ -217,9 +219,14 @@ impl<'a> Timer<'a> {
                 }
             }
         }
-        let computed = clock.iter().copied().fold(0.0, f64::max);
-        let summed = stages.iter().enumerate().map(|(stage, times)| summed(times, done[stage], last[stage]));
-        let seconds = summed.fold(computed, f64::max);
+        for (stage, times) in stages.iter().enumerate() {
+            let clock = &mut clock[rank_of[stage]];
+            *clock = clock.max(summed(times, done[stage], last[stage]));
+        }
+        for (stage, times) in stages.iter().enumerate() {
+            clock[rank_of[stage]] += times.once;
+        }
+        let seconds = clock.into_iter().fold(0.0, f64::max);
         let used: f64 = busy.iter().sum();
         let bubble = if seconds > 0.0 { 1.0 - used / (seconds * busy.len() as f64) } else { 0.0 };
         Some(StepTime { seconds, bubble })
@@ -331,6 +338,7 @@ mod tests {
                     send: (next() / 4.0, next() / 8.0),
                     send_back: (next() / 4.0, next() / 8.0),
                     buckets: (2, next()),
+                    once: next() / 8.0,
                 };
                 (0..ranks * chunks).map(times).collect::<Vec<StageTimes>>()
             };
@@ -357,6 +365,7 @@ mod tests {
             send: (0.0, 0.0),
             send_back: (0.0, 0.0),
             buckets: (0, 0.0),
+            once: 0.0,
         };
         for schedule in [Schedule::GPipe, Schedule::OneForwardOneBackward, Schedule::InterleavedZeroBubble] {
             for (ranks, micro_batches) in [(1, 4), (2, 4), (4, 8), (8, 8)] {

@@ -23,6 +23,7 @@ pub(crate) fn problem(
         forward: Seconds(dice.below(20) as f64 / 2.0),
         input_gradient: Seconds(dice.below(10) as f64),
         weight_gradient: Seconds(1.0 + dice.below(10) as f64),
+        once: Seconds(0.0),
         parameters: Bytes(dice.below(40)),
         activations: Bytes(dice.below(20)),
         kept: Bytes(0),

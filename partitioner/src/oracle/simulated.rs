@@ -24,6 +24,9 @@ fn solutions(seed: u64, n_cases: usize, mut visit: impl FnMut(&str, &Problem, &S
         problem.machine.devices.iter_mut().for_each(|device| device.memory.0 = 100 + dice.below(400));
         problem.training.offload = dice.flip();
         problem.machine.overlaps = dice.below(3) > 0;
+        if case % 3 == 0 {
+            problem.blocks.iter_mut().for_each(|block| block.once.0 = dice.below(8) as f64 / 4.0);
+        }
         if is_skipped(case) {
             continue;
         }

@@ -211,6 +211,7 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
         forward: Seconds(sum(&|block| block.forward.0) / speed),
         input_gradient: Seconds((sum(&|block| block.input_gradient.0) + forward_again) / speed),
         weight_gradient: Seconds(sum(&|block| block.weight_gradient.0) / speed),
+        once: Seconds(sum(&|block| block.once.0)),
         parameters,
         optimizer: Bytes((parameters.0 as f64 * problem.training.optimizer_factor) as u64),
         activations: Bytes(

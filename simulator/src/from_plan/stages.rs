@@ -35,7 +35,8 @@ pub(super) fn stages(parts: &PlanParts) -> Result<Vec<Stage>, PlanError> {
             weight_gradient,
             accumulation: time(added_up / bandwidth, "the sum of gradients")?,
             recompute: 0,
-            optimizer_step: time(touched / bandwidth, "the optimizer step")?,
+            // Sums over the devices of a group come before it, and take as long on any.
+            optimizer_step: time(touched / bandwidth + cost.once, "the optimizer step")?,
             memory: StageMemory {
                 parameters: cost.parameters.0,
                 gradients: cost.parameters.0,

@@ -246,6 +246,7 @@ pub fn is_same(one: &Plan, other: &Plan) -> bool {
         && one.micro_batch_size == other.micro_batch_size
         && one.execution == other.execution
         && one.cuts == other.cuts
+        && one.context_parallel == other.context_parallel
         && one.operators == other.operators
         && one.stages.iter().map(stage).eq(other.stages.iter().map(stage))
 }

@@ -429,6 +429,7 @@ impl PlanArguments {
         self.set_reserves(&mut cluster)?;
         self.charge_hosts(&mut cluster);
         Ok(PlanRequest {
+            is_endless: false,
             strategy,
             alternatives: strategy,
             stages: self.stages.or(constraints.stages().map(|stages| stages as u32)),

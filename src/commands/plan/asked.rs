@@ -332,8 +332,13 @@ impl Asked {
             *bubble = timeline.bubble();
         }
         // Exchanges within layers are part of the stages' own times, and no task of the simulation.
-        let inside = self.groups.as_ref().map_or(0, Groups::exchange_bytes);
-        let inside = inside.saturating_mul(u64::from(plan.micro_batches));
+        let is_shared_out = plan.execution.is_some_and(|execution| execution.sharding.is_some());
+        let inside = self.groups.as_ref().map_or(0, |groups| {
+            let holders = plan.stages.first().map_or(0, |stage| stage.devices.len()) as u64;
+            // Replicas that share out the update sum their shares alone.
+            let replicas = if is_shared_out { 1 } else { holders / u64::from(groups.degree()) };
+            groups.exchange_bytes(u64::from(plan.micro_batches), replicas)
+        });
         let sent = timeline.as_ref().map(|timeline| Bytes(timeline.sent.saturating_add(inside)));
         let memory = timeline.map_or_else(Vec::new, |timeline| {
             timeline.memory.iter().map(|memory| simulate::memory_parts(&memory.parts)).collect()
@@ -502,7 +507,8 @@ fn times(
         }
     }
     if let Some(shared) = &workspace.shared {
-        times.add(&shared.exchange_seconds(graph));
+        let is_endless = request.is_endless || request.strategy.is_some_and(Strategy::is_asynchronous);
+        times.add_exchanges(shared, graph, is_endless);
     }
     Ok(times)
 }

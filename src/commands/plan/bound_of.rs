@@ -39,7 +39,13 @@ impl BoundOf {
     /// Adds how devices share layers.
     pub(super) fn add_sharing(&mut self, degree: u32, way: Way<'_>) {
         match way {
-            Way::Layers(..) => self.add(format!("each layer on {degree} devices")),
+            Way::Layers(_, 1) => self.add(format!("each layer on {degree} devices")),
+            Way::Layers(_, groups) => {
+                self.add(format!(
+                    "sequences in {groups} parts, each layer on {} devices",
+                    degree / groups.max(1)
+                ));
+            }
             Way::Bands => self.add(format!("images in {degree} bands")),
             Way::Positions(_) => self.add(format!("sequences in {degree} parts")),
             Way::Experts => self.add(format!("experts in {degree} parts")),

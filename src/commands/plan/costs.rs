@@ -11,6 +11,7 @@ use schema::{Band, Plan, Seconds, TimesFrom};
 use crate::{
     cost_models::{CostModels, ROUNDED, rounding_of},
     failure,
+    sharing::SharedModel,
 };
 
 /// Times per operator.
@@ -73,9 +74,25 @@ pub fn times(
 }
 
 impl Times {
-    /// Adds the blocking exchanges of the forward and the backward pass. Errors of links are independent of devices'
-    /// and are neglected.
-    pub fn add(&mut self, exchanges: &BTreeMap<OperatorId, (f64, f64)>) {
+    /// Adds the exchanges of devices that share layers: those of both passes, which block, and those once a step, which are in
+    /// each pass if steps have no end. Errors of links are independent of devices' and are neglected.
+    pub fn add_exchanges(&mut self, shared: &SharedModel, graph: &ModelGraph, is_endless: bool) {
+        self.add(&shared.exchange_seconds(graph));
+        let once = shared.seconds_once(graph);
+        if is_endless {
+            self.add(&once.into_iter().map(|(operator, seconds)| (operator, (0.0, seconds))).collect());
+            return;
+        }
+        for (operator, seconds) in once {
+            let [low, high] = &mut self.ends;
+            for times in [&mut self.seconds, low, high] {
+                times[operator.index()].once += seconds;
+            }
+        }
+    }
+
+    /// Adds the blocking exchanges of the forward and the backward pass.
+    fn add(&mut self, exchanges: &BTreeMap<OperatorId, (f64, f64)>) {
         for (operator, (forward, backward)) in exchanges {
             let [low, high] = &mut self.ends;
             for times in [&mut self.seconds, low, high] {
@@ -127,7 +144,7 @@ fn parts(predicted: &Costs, id: OperatorId) -> [Estimate; 3] {
 }
 
 fn in_seconds([forward, input_gradient, weight_gradient]: [f64; 3]) -> OperatorSeconds {
-    OperatorSeconds { forward, input_gradient, weight_gradient }
+    OperatorSeconds { forward, input_gradient, weight_gradient, once: 0.0 }
 }
 
 /// Describes the sources of times, with their shares.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use partitioner::{ENOUGH, Planned, Solution};
 use schema::{LayerSharing, Plan, ShardingLevel, SharedTried};
+use simulator::order::Schedule;
 
 use super::{
     alone::planned_alone,
@@ -73,8 +74,12 @@ pub(super) fn of_plan(
     request: &PlanRequest,
     given: &Plan,
 ) -> Result<Option<Shared>, Failure> {
+    Way::check_groups(given)?;
     let LayerSharing::ByCuts(degree) = given.sharing() else { return Ok(None) };
-    Ok(Some(shared(whole, request, degree, Way::of_plan(given))?))
+    let (groups, alone) = shared(whole, request, degree, Way::of_plan(given))?;
+    let schedule = Schedule::from_name(&given.schedule);
+    let is_endless = schedule.is_ok_and(|schedule| schedule.is_asynchronous());
+    Ok(Some((groups, PlanRequest { is_endless, ..alone })))
 }
 
 /// Returns the seconds for each micro-batch that the work of all groups together takes: no plan takes less.

@@ -27,8 +27,8 @@ pub(super) struct Groups {
     /// The splits of operators, and the name of the search that found them.
     operators: Option<(&'static str, IndexMap<String, String>)>,
     sequence_parallel: Option<SequenceParallel>,
-    /// Bytes of a micro-batch's exchanges in both passes, over all devices.
-    exchange_bytes: u64,
+    /// Bytes of exchanges over all devices: of a micro-batch in both passes, and once a step.
+    exchange_bytes: (u64, u64),
 }
 
 impl Groups {
@@ -100,9 +100,10 @@ impl Groups {
         self.answer.degree
     }
 
-    /// Returns the bytes of a micro-batch's exchanges over all devices.
-    pub(super) fn exchange_bytes(&self) -> u64 {
-        self.exchange_bytes
+    /// Returns the bytes of exchanges of a step of so many micro-batches, over all devices.
+    pub(super) fn exchange_bytes(&self, micro_batches: u64, replicas: u64) -> u64 {
+        let (each, once) = self.exchange_bytes;
+        each.saturating_mul(micro_batches).saturating_add(once.saturating_mul(replicas))
     }
 
     /// Returns the part of the answer about sharing.

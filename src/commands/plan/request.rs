@@ -41,6 +41,8 @@ pub struct PlanRequest {
     pub inference: Option<Inference>,
     /// Constraints on the stages.
     pub constraints: Constraints,
+    /// Whether the plan that is scored has no flush.
+    pub is_endless: bool,
     /// A plan of other devices that is carried over to these, and its file.
     pub from: Option<(PathBuf, schema::Plan)>,
     /// Optimizer, loss and rounding.

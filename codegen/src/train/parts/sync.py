@@ -10,6 +10,16 @@ from train_parts.stragglers import BUSY
 BUCKET, FIRST_BUCKET = 25 << 20, 1 << 20  # bytes; the first one is small, so that the network starts early
 
 
+def sum_gradients(tensors, group):
+    """Sums the gradients of tensors over a group, a bucket at a time."""
+    for bucket in cut([tensor for tensor in tensors if tensor.grad is not None]):
+        gradients = [tensor.grad for tensor in bucket]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat, group=group)
+        for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
+            gradient.copy_(part.view_as(gradient))
+
+
 class Sync:
     """Sums the gradients of a stage's replicas during the backward pass.
 

@@ -76,7 +76,7 @@ pub fn through(subject: &Subject<'_>) -> Option<Vec<Axis>> {
 pub fn exchanged(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     let [leaf] = subject.leaves.as_slice() else { return None };
     let count = match subject.operator.short_name() {
-        "shard_copy" | "shard_reduce" | "shard_once" => 0,
+        "shard_copy" | "shard_weight" | "shard_reduce" | "shard_once" => 0,
         "shard_exchange" => 2,
         _ => 1,
     };
