@@ -8,7 +8,7 @@ use crate::Operator;
 pub(super) const ROWS: &[Operator] = rows! {
     // name                 class        shape         keeps        flops  kernel     memory  gives  python  in place  its Python  split  numbers  marks
     shard_copy              View         Identity      -            -      -          View    -      -       -         -           Exchanged -     [Cheap];
-    shard_weight            View         Identity      -            -      -          View    -      -       -         -           Exchanged -     [Cheap SumsLater];
+    shard_weight            Plumbing     Identity      -            -      -          View    -      -       -         -           Exchanged -     [Cheap SumsLater];
     shard_reduce            Copy         Clone         -            -      -          -       -      -       -         -           Exchanged -     [];
     shard_once              Copy         Clone         -            -      -          -       -      -       -         -           Exchanged -     [];
     shard_scatter           Copy         Shared        -            -      -          -       -      -       -         -           Exchanged -     [];
