@@ -521,8 +521,8 @@ def cases():
         "a norm's weight without its sum": ("weight, bias = self.shard.copy(self[\"layers\"][\"1\"].norm_2.weight)", "weight, bias = (self[\"layers\"][\"1\"].norm_2.weight)"),
         "a bias in each term": ("self.shard.once(self[\"layers\"][\"0\"].down.bias)", "self[\"layers\"][\"0\"].down.bias"),
         "a mask of its own": ("hidden = self.shard.dropout(hidden, 0.2, self.training, -1)\n        down = F", "hidden = F.dropout(hidden, 0.2, self.training)\n        down = F"),
-        "whole parameters in the norm twice": ("(shard == 0 or p in self.cuts) and p not in later", "p not in later"),
-        "cut parameters in the norm once": ("(shard == 0 or p in self.cuts) and p not in later", "shard == 0 and p not in later"),
+        "whole parameters in the norm twice": ("self.cuts.is_first(p, shard) and p not in later", "p not in later"),
+        "cut parameters in the norm once": ("self.cuts.is_first(p, shard) and p not in later", "shard == 0 and p not in later"),
         "random numbers by rank": ("step, self.rank // self.layout.shards)", "step, self.rank)"),
     }
     for name, (old, new) in faults.items():
