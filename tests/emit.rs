@@ -8,8 +8,10 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+use warm::warm;
 
 mod needs;
+mod warm;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -242,7 +244,7 @@ fn wrong_plans_and_places_are_refused() {
 /// Lets torch compare models with the folders that follow each, and expects so many forms to be right.
 #[track_caller]
 fn check_in_torch(python: &Path, pairs: &[PathBuf], more: &[&str], right: usize) {
-    let output = Command::new(python)
+    let output = Command::new(warm(python, &[]))
         .arg(root().join("tests/oracle/verify_stages.py"))
         .args(pairs)
         .args(more)
@@ -306,7 +308,7 @@ class Model(nn.Module):
     fs::write(at("both.py"), source).unwrap();
     let target = format!("{}:Model", at("both.py").display());
     let traced = Command::new(env!("CARGO_BIN_EXE_model-analyze"))
-        .env("MODEL_ANALYZE_PYTHON", &python)
+        .env("MODEL_ANALYZE_PYTHON", warm(&python, &[]))
         .args(["trace", &target, "--train", "--input", "4x8", "-o", at("both.pt").to_str().unwrap()])
         .output()
         .expect("the command starts");

@@ -4,7 +4,6 @@
 
 mod oracle;
 mod validate;
-mod warm;
 
 use std::{
     fs,
@@ -12,7 +11,7 @@ use std::{
     process::Command,
 };
 
-use warm::warm;
+use oracle::warm::warm;
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -44,7 +43,7 @@ fn check(folder: &Path, more: &[&str]) -> (bool, String) {
 /// The same on ranks that are forked: importing torch is most of what each does.
 fn check_forked(folder: &Path, world: u32, more: &[&str]) -> (bool, String) {
     let (script, folder) = (root().join("tests/oracle/check.py"), folder.to_str().unwrap());
-    run(python(), &[&[script.to_str().unwrap(), folder, &world.to_string()], more].concat())
+    run(warm(&python(), &[]), &[&[script.to_str().unwrap(), folder, &world.to_string()], more].concat())
 }
 
 /// As a user types it: `split` chooses cuts and schedule, `train.py` starts its own ranks.
@@ -713,8 +712,11 @@ fn a_dense_part_lies_on_one_device() {
     let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2"]);
     assert!(is_same && said.contains("all 2 ranks hold are the same to the last bit"), "{said}");
     assert!(said.contains("forward, point-to-point 2 times: 87040 bytes, as planned"), "{said}");
-    let said =
-        Command::new(python()).arg(root().join("tests/oracle/on_first.py")).arg(folder).output().unwrap();
+    let said = Command::new(warm(&python(), &[]))
+        .arg(root().join("tests/oracle/on_first.py"))
+        .arg(folder)
+        .output()
+        .unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
     // What comes back is lost on the way to the convolutions.
     let place_of_fault = Path::new(folder).join("stages/shards.py");

@@ -12,9 +12,11 @@ use std::{
 use assert_cmd::Command;
 use needs::python;
 use tempfile::TempDir;
+use warm::warm;
 use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};
 
 mod needs;
+mod warm;
 
 fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_model-analyze"));
@@ -210,7 +212,7 @@ fn trace(python: &Path, arguments: &[&str], name: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join(name);
     let mut trace = command();
-    trace.env("MODEL_ANALYZE_PYTHON", python).arg("trace").args(arguments).arg("-o").arg(&output);
+    trace.env("MODEL_ANALYZE_PYTHON", warm(python, &[])).arg("trace").args(arguments).arg("-o").arg(&output);
     trace.assert().success();
     (folder, output)
 }
@@ -331,7 +333,10 @@ fn models_that_need_their_weights_say_so() {
         ("Lazy", "error: layer.weight has no size before the model runs; trace it with its weights"),
     ] {
         let mut trace = command();
-        trace.env("MODEL_ANALYZE_PYTHON", &python).arg("trace").arg(format!("{}:{class}", file.display()));
+        trace
+            .env("MODEL_ANALYZE_PYTHON", warm(&python, &[]))
+            .arg("trace")
+            .arg(format!("{}:{class}", file.display()));
         let failed = trace.args(["--input=2x4", "--no-weights", "-o"]).arg(&output).assert().code(2);
         let said = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
         assert!(said.contains(expected), "{class}: {said}");

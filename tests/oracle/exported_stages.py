@@ -15,6 +15,8 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch._dynamo  # noqa: F401  (as the next, once for all interpreters: both are imported where a program is loaded)
+import torch.export
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "fixtures"), str(ROOT / "src")]
@@ -24,6 +26,7 @@ import verify  # noqa: E402
 import zoo  # noqa: E402
 
 BINARY, FOLDER = sys.argv[1], Path(sys.argv[2])
+PYTHON = os.environ.get("MODEL_ANALYZE_PYTHON", sys.executable)
 EVALUATING = "renewed cnn_basic lstm_seq2seq_small repeats bert_tiny gpt2_tiny resnet18 llama".split()
 TRAINING = "cnn_dropout gpt2_tiny".split()
 # Those that take long, and run when they are named.
@@ -75,7 +78,7 @@ def verified(name, train=False):
     path, _ = exported(name, train)
     out, found = cut(path)
     if not found:
-        code, said = command("verify", out, "--python", sys.executable, "--steps", 3, "--format", "json")
+        code, said = command("verify", out, "--python", PYTHON, "--steps", 3, "--format", "json")
         answer = json.loads(said[said.index("{") : said.rindex("}") + 1]) if "{" in said else {}
         forms = [form["form"] for form in answer.get("forms", [])]
         if code or forms != ["torchscript", "python"]:
@@ -115,7 +118,7 @@ def refused_example():
         records.pop(added, None)
     zoo.write_archive(FOLDER / "owning.pt2", records)
     out, found = cut(FOLDER / "owning.pt2")
-    code, said = command("verify", out, "--python", sys.executable, "--steps", 1)
+    code, said = command("verify", out, "--python", PYTHON, "--steps", 1)
     if code != 2 or "does not load the whole model" not in said:
         found.append(said)
     return found + ["code of the file was run"] * (FOLDER / "OWNED").exists()

@@ -1,4 +1,7 @@
-//! Cases that stand in Python: one interpreter for all, for importing torch is most of their time.
+//! Cases that stand in Python: one interpreter for all cases of a test binary, for importing torch is most of their time.
+
+#[path = "../warm/mod.rs"]
+pub mod warm;
 
 use std::{path::Path, process::Command};
 
@@ -19,7 +22,9 @@ pub fn run(script: &str) -> String {
 pub fn run_of(script: &str, cases: &[&str]) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let place = tempfile::tempdir().expect("a folder");
-    let output = Command::new(root.join(".venv/bin/python"))
+    let python = warm::warm(&root.join(".venv/bin/python"), &[]);
+    let output = Command::new(&python)
+        .env("MODEL_ANALYZE_PYTHON", &python)
         .args(["-W", "ignore"])
         .arg(root.join("tests/oracle").join(script).with_extension("py"))
         .arg(env!("CARGO_BIN_EXE_model-analyze"))
