@@ -197,13 +197,15 @@ bench-dtensor: .venv/ready
 # -- checks beyond the suite --
 
 # Shapes, parameters, FLOPs and kept memory against PyTorch: the zoo, then models that nothing here was made for, then sizes of
-# single operators on torch's own samples; memory of a training step against torch's tracker.
+# single operators on torch's own samples; exports beside traces; memory of a training step against torch's tracker.
 oracle: .venv/ready
 	cargo build
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore fixtures/oracle.py check target/debug/model-analyze wider
 	mkdir -p out/oracle
 	.venv/bin/python -W ignore tests/oracle/operators.py --samples 40 target/debug/model-analyze out/oracle
+	mkdir -p out/oracle/exported
+	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/exported.py target/debug/model-analyze out/oracle/exported --all
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/step_memory.py target/debug/model-analyze out/step-memory
 
 # Every model of the zoo in 2, 3 and 4 stages, both forms, eval and training mode, against the whole model.
@@ -247,7 +249,7 @@ zoo-host-optimizer: .venv/ready
 # Schedules, replicas, resuming and validation in more sizes than the suite tries.
 zoo-training: .venv/ready
 	cargo build
-	for script in torchrun trainer runs offload; do rm -rf out/zoo-training/$$script && mkdir -p out/zoo-training/$$script && \
+	for script in torchrun trainer runs offload schedules; do rm -rf out/zoo-training/$$script && mkdir -p out/zoo-training/$$script && \
 	OMP_NUM_THREADS=1 .venv/bin/python -W ignore tests/oracle/$$script.py target/debug/model-analyze out/zoo-training/$$script --all || exit 1; done
 
 # PipeDream and 2BW, with unequal replicas, too, beside a loop with the same stale gradients.

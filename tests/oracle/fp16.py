@@ -21,7 +21,7 @@ import without_flush
 from torchrun import STEPS, Failed
 
 warnings.filterwarnings("ignore")
-GROWS = 3  # steps after which the scale doubles; in the script that is written 2,000
+GROWS = 2  # steps after which the scale doubles; in the script that is written 2,000
 TASK = """
 import torch
 

@@ -63,7 +63,7 @@ def kept(cases):
     folder = run.out / "kept"
     for each in ("kept", "straight"):
         shutil.rmtree(run.out / each, ignore_errors=True)
-    common = ("--task", path, *two(4), "--save-every", "1", "--save")
+    common = ("--task", path, *two(4), "--steps", "10", "--save-every", "1", "--save")
     whole, _ = run.run(2, *common, "straight", "--keep", "2")
     if sorted(os.listdir(run.out / "straight")) != ["latest", "step_00000009", "step_00000010"]:
         raise Failed(f"{sorted(os.listdir(run.out / 'straight'))}")
@@ -319,7 +319,7 @@ def validated(cases, model, world, replicas, *arguments, stages=2):
     without, _ = run.run(world, *arguments[:1], task(cases.place, "picture"), *arguments[2:])
     near([l["loss"] for l in without], [l["loss"] for l in lines if "loss" in l], "losses", 0.0)
     found = [line for line in lines if "validation" in line]
-    if [line["step"] for line in found] != [4, 8, 10]:
+    if [line["step"] for line in found] != [4, STEPS]:
         raise Failed(f"validated after {[line['step'] for line in found]}")
     eager, trained = processes.resnet(model == "resnet").eval(), processes.module_of(Path(path), "task")
     eager.load_state_dict(run.merged("valid"))
@@ -357,13 +357,13 @@ def failures(cases, first):
         ("rank 0 was ended by SIGKILL, after", picture(), ["--crash", "0,3"], 0),
         ("rank 1 failed: ValueError: no such label in the loss after the forward pass", picture(**failing(14, "raise ValueError('no such label')")), [], 0),
         ("rank 1 was ended by SIGSEGV, after", picture(**failing(14, "import os; os.kill(os.getpid(), 11)")), [], 0),
-        ("no answer from rank 1, which is at the loss after the forward pass of micro-batch 1 in stage 1 (its stack: ", picture(**failing(14, "import time; time.sleep(100)")), ["--timeout", "4"], 4),
         ("rank 1 failed with exit code 3, after", picture(**failing(14, "import os; os._exit(3)")), [], 0),
+        ("no answer from rank 1, which is at the loss after the forward pass of micro-batch 1 in stage 1 (its stack: ", picture(**failing(14, "import time; time.sleep(100)")), ["--timeout", "4"], 4),
         ("rank 0 failed: inputs() of the task returned 7 rows", picture(old="(samples, 3", new=short), [], 0),
         ("rank 1 failed: the loss is not finite in step 4", picture(**failing(13, "return float('nan')"), clip=None), [], 0),
         ("rank 1 failed: a recurrent layer was traced in eval mode", picture(**failing(14, "raise RuntimeError('cudnn RNN backward can only be called in training mode')")), [], 0),
     ]
-    faults, slowest = faults[first::4], 0.0
+    faults, slowest = faults[first::5], 0.0
     for message, path, arguments, waits in faults:
         if "not finite" in message:
             Path(path).write_text(Path(path).read_text().replace("torn()\n    return", "return (torn() or 1.0) *"))
@@ -513,6 +513,7 @@ def cases():
         "failures, others": lambda c: failures(c, 1),
         "failures, further": lambda c: failures(c, 2),
         "failures, more": lambda c: failures(c, 3),
+        "failures, one more": lambda c: failures(c, 4),
         "a plan's sharding": planned_sharding,
         "a chosen sharding": chosen_sharding,
         "host trace": host_trace,
@@ -553,6 +554,7 @@ SELDOM = (
     "failures, others",
     "failures, further",
     "failures, more",
+    "failures, one more",
     "resume, kept checkpoints",
     "zero1 resume",
     "zero1 resume from one replica",

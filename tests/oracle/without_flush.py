@@ -25,7 +25,7 @@ import two_way
 from torchrun import Failed
 
 warnings.filterwarnings("ignore")
-STEPS = 20
+STEPS = 12
 LIMIT = 2e-6
 TASK = """
 import torch
@@ -286,12 +286,12 @@ def trains(cases, kind, mode, stages, *arguments, optimizer="sgd", count=4, repl
 def resumed(cases):
     """The pipeline drains for a checkpoint; going on from it gives what an uninterrupted run with checkpoints gives."""
     run = folder(cases, "resnet", 3)
-    said = trains(cases, "resnet", "stashing", 3, "--save-every", "8", out=run, drains=(8, 16, 20))
+    said = trains(cases, "resnet", "stashing", 3, "--save-every", "5", out=run, drains=(5, 10, STEPS))
     whole = run.merged("stale")
-    how = ("--task", task(cases, "resnet", "sgd"), "--micro-batches", "4", "--save-every", "8", *ARGUMENTS["stashing"])
-    run.run(3, *how, "--save", "halves", "--steps", "16")
-    _, text = run.run(3, *how, "--save", "halves", "--steps", "20", "--resume")
-    if "resumed after step 16" not in text:
+    how = ("--task", task(cases, "resnet", "sgd"), "--micro-batches", "4", "--save-every", "5", *ARGUMENTS["stashing"])
+    run.run(3, *how, "--save", "halves", "--steps", "10")
+    _, text = run.run(3, *how, "--save", "halves", "--steps", str(STEPS), "--resume")
+    if "resumed after step 10" not in text:
         raise Failed(text)
     same(whole, run.merged("halves"), "parameters", True)
     return f"bit-equal; {said}"
