@@ -886,6 +886,15 @@ pub fn proved_text(proved: &Proved) -> String {
     )
 }
 
+/// Returns the devices that the fastest links join, by place.
+fn by_place(cluster: &Cluster) -> Vec<Vec<&Device>> {
+    let mut found: indexmap::IndexMap<&[u32], Vec<&Device>> = Default::default();
+    for device in &cluster.devices {
+        found.entry(&device.place).or_default().push(device);
+    }
+    found.into_values().collect()
+}
+
 /// Returns what joins so many devices of a cluster, each the given number of places behind the one before.
 pub fn links(cluster: &Cluster, degree: u32, stride: u32) -> collective::Group {
     let link = |level: usize| {
@@ -895,15 +904,17 @@ pub fn links(cluster: &Cluster, degree: u32, stride: u32) -> collective::Group {
             bandwidth: level.map_or(f64::INFINITY, |level| level.bandwidth.0),
         }
     };
-    let first = cluster.devices.first().map(|device| device.place.as_slice()).unwrap_or_default();
-    let per_node = cluster.devices.iter().filter(|device| device.place == first).count() as u32;
-    let per_node = (per_node / stride.max(1)).max(1);
+    let nodes = by_place(cluster);
+    let per_node = (nodes.first().map_or(1, |node| node.len() as u32) / stride.max(1)).max(1);
     if degree <= per_node {
         return collective::Group::flat(degree, link(0));
     }
-    let last = cluster.devices.get((degree as usize - 1) * stride as usize);
-    let last = last.map(|device| device.place.as_slice()).unwrap_or_default();
+    let mut all = nodes.into_iter().flatten().map(|device| device.place.as_slice());
+    let first = all.next().unwrap_or_default();
+    let last = all.nth(((degree as usize - 1) * stride as usize).saturating_sub(1)).unwrap_or_default();
     let outer = link(schema::level_of(first, last, cluster.levels.len()));
+    // Where nodes have unequal numbers of them, all go over the links between nodes.
+    let per_node = if degree.is_multiple_of(per_node) { per_node } else { 1 };
     collective::Group { nodes: degree / per_node, per_node, inner: link(0), outer }
 }
 
@@ -994,11 +1005,7 @@ pub fn grouped(
     option: &str,
 ) -> Result<(Cluster, BTreeMap<String, Vec<String>>), Failure> {
     let degree = degree as usize;
-    let mut by_place: indexmap::IndexMap<&[u32], Vec<&Device>> = Default::default();
-    for device in &cluster.devices {
-        by_place.entry(&device.place).or_default().push(device);
-    }
-    let nodes: Vec<Vec<&Device>> = by_place.into_values().collect();
+    let nodes = by_place(cluster);
     let smallest = nodes.iter().map(Vec::len).min().unwrap_or(1).max(1);
     let is_even = nodes.iter().all(|node| node.len() == smallest);
     let mut members: BTreeMap<String, Vec<String>> = BTreeMap::new();
