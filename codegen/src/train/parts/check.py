@@ -175,7 +175,9 @@ def compared(step, stage, rank, expected, found, largest):
 
 def verdict(arguments, layout, losses, differences, rounded):
     low = arguments.dtype != "fp32"
-    of_losses = [abs(a - b) / max(abs(a), sys.float_info.min) if a != b else 0.0 for a, b in losses]
+    # No number on both sides is the same, as where no target counts.
+    is_equal = lambda a, b: a == b or math.isnan(a) and math.isnan(b)  # noqa: E731
+    of_losses = [0.0 if is_equal(a, b) else abs(a - b) / max(abs(a), sys.float_info.min) for a, b in losses]
     of_loss = max(of_losses, key=lambda d: (math.isnan(d), d))
     wrong = [d for d in differences if is_wrong(arguments, d)]
     lowest = any(d["allowed"] == LOW_TOLERANCE for d in differences)
@@ -195,5 +197,14 @@ def verdict(arguments, layout, losses, differences, rounded):
     shown = sorted(differences, key=lambda d: -d["difference"] if d["difference"] == d["difference"] else -math.inf)[:5]
     about = {"ok": ok, "schedule": name, "ranks": layout.world, "loss": of_loss, "gradients": worst}
     about |= {"compared": len(differences), "zero": zeros, "rounded": rounded, "wrong": wrong[:5], "worst": shown}
-    print(json.dumps({"check": about}), flush=True)
+    print(json.dumps({"check": with_numbers(about)}), flush=True)
     return ok
+
+
+def with_numbers(value):
+    """Returns a value as JSON can have it: what is no number, or infinite, is null."""
+    if isinstance(value, dict):
+        return {key: with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
