@@ -4,7 +4,7 @@ use std::path::Path;
 
 use schema::{Plan, PlanFileError};
 
-use crate::{failure::Failure, files, workspace::ModelFile};
+use crate::{failure::Failure, files, sharing::Way, workspace::ModelFile};
 
 /// Reads a plan and checks its header.
 pub fn read(path: &Path) -> Result<Plan, Failure> {
@@ -12,6 +12,7 @@ pub fn read(path: &Path) -> Result<Plan, Failure> {
     let name = path.display().to_string();
     let plan = schema::read_plan(&text).map_err(|error| unreadable(&name, &text, &error))?;
     check(&name, &plan)?;
+    Way::check_groups(&plan)?;
     Ok(plan)
 }
 

@@ -307,7 +307,6 @@ impl Workspace {
 
     /// Returns one device's share under a plan whose devices share layers, with the micro-batch size of this model.
     pub fn shared_by(&self, plan: &Plan, models: &CostModels) -> Result<Option<Self>, Failure> {
-        Way::check_groups(plan)?;
         let LayerSharing::ByCuts(degree) = plan.sharing() else { return Ok(None) };
         let rounding = plan.predicted.times.as_ref().map_or(Rounding::Own, rounding_of);
         self.shared((&plan.cluster, models, rounding), degree, Way::of_plan(plan)).map(Some)

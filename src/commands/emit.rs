@@ -398,7 +398,6 @@ fn stages(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -> 
 
 /// Returns one device's share under a plan whose devices share layers; `None` if they do not.
 fn shared(model: &ModelFile, plan: &Plan) -> Result<Option<Workspace>, Failure> {
-    crate::sharing::Way::check_groups(plan)?;
     match plan.sharing() {
         LayerSharing::Nothing => return Ok(None),
         LayerSharing::ByCuts(_) => {}

@@ -408,9 +408,11 @@ pub fn shared_by_parts(subject: &Subject<'_>, way: Way<'_>) -> Result<SharedMode
         return Err(Failure::no(format!(
             "no operator of this model can work on one of {degree} parts of its samples or sequences"
         ))
-        .with_hint(
-            "choose sizes that the number of devices divides, or --tensor-parallel, which cuts weights",
-        ));
+        .with_hint(if subject.of_groups {
+            "choose sizes that this number divides, or --tensor-parallel without --context-parallel"
+        } else {
+            "choose sizes that the number of devices divides, or --tensor-parallel, which cuts weights"
+        }));
     }
     Ok(made)
 }

@@ -74,7 +74,6 @@ pub(super) fn of_plan(
     request: &PlanRequest,
     given: &Plan,
 ) -> Result<Option<Shared>, Failure> {
-    Way::check_groups(given)?;
     let LayerSharing::ByCuts(degree) = given.sharing() else { return Ok(None) };
     let (groups, alone) = shared(whole, request, degree, Way::of_plan(given))?;
     let schedule = Schedule::from_name(&given.schedule);

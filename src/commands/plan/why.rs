@@ -22,7 +22,7 @@ pub fn why(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Strin
         ends(solution),
         thrown_away(solution),
         Some(memory(problem, solution, answer)),
-        unused(problem, solution),
+        unused(problem, solution, answer),
         alone(problem, solution, answer),
         others(problem, answer),
         what_would_help(answer),
@@ -186,7 +186,7 @@ fn memory(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> String
 }
 
 /// Reports unused devices.
-fn unused(problem: &Problem, solution: &Solution) -> Option<String> {
+fn unused(problem: &Problem, solution: &Solution, answer: &PlanAnswer) -> Option<String> {
     let mut used: Vec<usize> = solution.stages.iter().flat_map(|stage| solution.devices(stage)).collect();
     used.sort_unstable();
     used.dedup();
@@ -201,7 +201,11 @@ fn unused(problem: &Problem, solution: &Solution) -> Option<String> {
             }
             MadeBy::Inference(_) | MadeBy::AsGiven => "",
         };
-        format!("{} of the {n_devices} devices {verb} used{others}.", used.len())
+        let what = match &answer.shared {
+            Some(shared) => format!("groups of {} devices", shared.degree),
+            None => "devices".to_string(),
+        };
+        format!("{} of the {n_devices} {what} {verb} used{others}.", used.len())
     })
 }
 
