@@ -141,8 +141,8 @@ fn operators_in_their_own_ways_are_the_whole_model() {
     let (is_simulated, said) = command(&["simulate", plan.to_str().unwrap()]);
     assert!(is_simulated, "{said}");
     // A gradient that is not summed on the way back: outputs are the same, gradients are not.
-    let entry = source.lines().find(|line| line.contains("= self.shard.gather_split(")).unwrap();
-    let wrong = entry.replace("self.shard.gather_split(", "self.shard.gather(");
+    let entry = source.lines().find(|line| line.contains("= self.shard.weight(")).unwrap();
+    let wrong = entry.replace("self.shard.weight(", "self.shard.same(");
     fs::write(out.join("stages/stage_0.py"), source.replacen(entry, &wrong, 1)).unwrap();
     let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "1", "--allow-changes"]);
     assert!(!is_same && said.contains("the first difference is in stage 0: gradient of"), "{said}");
@@ -628,6 +628,8 @@ fn positions_and_layers_are_shared_at_once() {
         let file = path("changed.yaml");
         fs::write(&file, plan.replace("context_parallel: 4", changed)).unwrap();
         let (is_taken, said) = command(&["plan", model, "--check", &file, "--cluster", &cluster]);
+        assert!(!is_taken && said.contains(expected), "{said}");
+        let (is_taken, said) = command(&["simulate", &file]);
         assert!(!is_taken && said.contains(expected), "{said}");
     }
     // Gradients of which each group has a term alone.

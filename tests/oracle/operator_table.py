@@ -33,7 +33,7 @@ NOT_IN_TORCH = {
     "what devices that share a layer do between operators": "shard_copy shard_reduce shard_once shard_scatter shard_gather "
     "shard_gather_split shard_reduce_scatter shard_exchange shard_dropout shard_embedding shard_part shard_whole "
     "shard_all_rows shard_attention shard_batch_norm shard_counted shard_crop shard_cross_entropy shard_dropout_bands shard_from_bands shard_from_bands_split "
-    "shard_group_norm shard_per_target shard_rows shard_spread shard_stretch shard_to_bands shard_weighed shard_window "
+    "shard_group_norm shard_per_target shard_weight shard_rows shard_spread shard_stretch shard_to_bands shard_weighed shard_window "
     "shard_to_experts shard_from_experts shard_from_experts_split shard_experts_term shard_take shard_dispatch shard_combine shard_grouped_mm "
     "shard_to_first shard_from_first shard_from_first_split shard_collect shard_deal shard_first_term shard_lend shard_dropout_first shard_on_first",
     "only the form in place exists": "fill_diagonal",
