@@ -17,7 +17,9 @@ mod agreement;
 use crate::failure::Failure;
 
 pub use experts::has_experts;
-pub use model::{OperatorSearch, SharedModel, Subject, Way, grouped, links, proved, proved_text};
+pub use model::{
+    OperatorSearch, SharedModel, Subject, Way, grouped, links, proved, proved_text, smallest_node,
+};
 pub use operators::recorded;
 
 /// Chooses how devices of a cluster share a model.

@@ -651,6 +651,13 @@ fn positions_and_layers_are_shared_at_once() {
     assert!(is_split, "{said}");
     let (is_same, said) = check_forked(&out, 8, &[]);
     assert!(is_same && said.contains("on 8 ranks") && said.contains("the same"), "{said}");
+    // Several nodes share a layer only where somebody asks for it, or nothing else fits.
+    let nodes = path("nodes.yaml");
+    fs::write(&nodes, text.replace("count: 4", "count: 1")).unwrap();
+    let (is_planned, said) = command(&["plan", model, "--cluster", &nodes, "--tensor-parallel", "auto"]);
+    assert!(is_planned && !said.contains("devices per layer tried"), "{said}");
+    let (is_planned, said) = command(&["plan", model, "--cluster", &nodes, "--tensor-parallel", "2"]);
+    assert!(is_planned && said.contains("each layer on 2 devices"), "{said}");
     for (options, expected) in [
         (["--tensor-parallel", "2", "--context-parallel", "auto"], "in only one of these ways"),
         (["--tensor-parallel", "3", "--context-parallel", "2"], "does not divide the 4 devices"),

@@ -897,6 +897,11 @@ fn by_place(cluster: &Cluster) -> Vec<Vec<&Device>> {
     found.into_values().collect()
 }
 
+/// Returns the fewest devices that the fastest links of a cluster join.
+pub fn smallest_node(cluster: &Cluster) -> u32 {
+    by_place(cluster).iter().map(|node| node.len() as u32).min().unwrap_or(1)
+}
+
 /// Returns what joins so many devices of a cluster, each the given number of places behind the one before.
 pub fn links(cluster: &Cluster, degree: u32, stride: u32) -> collective::Group {
     let link = |level: usize| {

@@ -162,6 +162,9 @@ pub(super) fn planned_best(
     ways: &[Way<'_>],
 ) -> Result<(Asked, Planned), Unplanned> {
     let degrees = (2..=MOST).filter(|degree| degree.is_power_of_two());
+    // Groups over several nodes are for models that have no plan otherwise, and for those who ask for them.
+    let most = if first.is_ok() { sharing::smallest_node(&request.cluster) } else { MOST };
+    let degrees = degrees.filter(|degree| *degree <= most);
     let all = degrees.flat_map(|degree| ways.iter().map(move |way| (degree, *way)));
     let fits = all.filter(|(degree, way)| sharing::grouped(&request.cluster, *degree, way.option()).is_ok());
     let each = |found: &Result<(Asked, Planned), Unplanned>| {
