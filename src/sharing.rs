@@ -7,6 +7,7 @@
 mod choice;
 mod experts;
 mod first;
+mod links;
 mod model;
 mod operators;
 mod words;
@@ -17,9 +18,8 @@ mod agreement;
 use crate::failure::Failure;
 
 pub use experts::has_experts;
-pub use model::{
-    OperatorSearch, SharedModel, Subject, Way, grouped, links, proved, proved_text, smallest_node,
-};
+pub use links::{grouped, links, smallest_node};
+pub use model::{OperatorSearch, SharedModel, Subject, Way, proved, proved_text};
 pub use operators::recorded;
 
 /// Chooses how devices of a cluster share a model.

@@ -11,7 +11,8 @@ use schema::short_cluster;
 
 use super::{
     choice::Chosen,
-    model::{OperatorSearch, Subject, links},
+    links::links,
+    model::{OperatorSearch, Subject},
     operators::{Parts, best, micro_batch, ways},
 };
 use crate::cost_models::CostModels;

@@ -7,7 +7,11 @@ use cost_model::Rounding;
 use schema::{CollectiveKind, OffloadMode, Plan, Predicted, Seconds, ShardingLevel, SyncOrder};
 use tracer::Program;
 
-use crate::{commands::plan::CARRIED_OUT_SHARED, cost_models::rounding_of, kinds};
+use crate::{
+    commands::plan::{CARRIED_OUT_SHARED, costs::is_without_flush},
+    cost_models::rounding_of,
+    kinds,
+};
 
 /// Returns all files outside `stages/`, and notes about files that could not be written. Launchers start `shards` ranks
 /// per replica of a stage, which may each have a part of the samples and of the experts.
@@ -222,11 +226,6 @@ fn sharding(plan: &Plan) -> ShardingLevel {
 /// Returns the number of parallel pipelines: replicas of each rank, and copies of the model in opposite directions.
 fn pipelines(groups: &[usize], plan: Option<&Plan>) -> usize {
     groups.iter().fold(1, |a, b| lcm(a, *b)) * plan.map_or(1, copies)
-}
-
-/// Tells whether a schedule has no flush.
-fn is_without_flush(schedule: &str) -> bool {
-    simulator::order::Schedule::from_name(schedule).is_ok_and(|schedule| schedule.is_asynchronous())
 }
 
 /// Tells whether stages share a trained parameter.

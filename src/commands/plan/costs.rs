@@ -7,6 +7,7 @@ use graph::{ModelGraph, OperatorCosts, OperatorId};
 use indexmap::IndexMap;
 use partitioner::{Objective, OperatorSeconds, Problem, check_plan};
 use schema::{Band, Plan, Seconds, TimesFrom};
+use simulator::order::Schedule;
 
 use crate::{
     cost_models::{CostModels, ROUNDED, rounding_of},
@@ -71,6 +72,11 @@ pub fn times(
         ends: [end(|part| part.p10), end(|part| part.p90)],
         from: from(model, &predicted, graph, options),
     }
+}
+
+/// Tells whether a schedule has no flush.
+pub fn is_without_flush(schedule: &str) -> bool {
+    Schedule::from_name(schedule).is_ok_and(|schedule| schedule.is_asynchronous())
 }
 
 impl Times {

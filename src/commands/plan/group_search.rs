@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use partitioner::{ENOUGH, Planned, Solution};
 use schema::{LayerSharing, Plan, ShardingLevel, SharedTried};
-use simulator::order::Schedule;
 
 use super::{
     alone::planned_alone,
     asked::{Asked, Question},
+    costs::is_without_flush,
     groups::Groups,
     inside::method::Method,
     no_plan::Unplanned,
@@ -76,8 +76,7 @@ pub(super) fn of_plan(
 ) -> Result<Option<Shared>, Failure> {
     let LayerSharing::ByCuts(degree) = given.sharing() else { return Ok(None) };
     let (groups, alone) = shared(whole, request, degree, Way::of_plan(given))?;
-    let schedule = Schedule::from_name(&given.schedule);
-    let is_endless = schedule.is_ok_and(|schedule| schedule.is_asynchronous());
+    let is_endless = is_without_flush(&given.schedule);
     Ok(Some((groups, PlanRequest { is_endless, ..alone })))
 }
 

@@ -1,7 +1,6 @@
 //! Predicted seconds of each operator on the device that its stage runs on.
 
 use schema::Plan;
-use simulator::order::Schedule;
 
 use crate::{commands::plan::costs, cost_models::CostModels, operator_stages, workspace::Workspace};
 
@@ -26,9 +25,7 @@ pub fn of_plan(
         let figures = plan.cluster.types.get(name).ok_or_else(|| format!("`{name}` has no description"))?;
         let mut times = costs::times(&workspace.graph, &workspace.costs, &models.of(name, figures), &options);
         if let Some(shared) = &workspace.shared {
-            let schedule = Schedule::from_name(&plan.schedule);
-            let is_endless = schedule.is_ok_and(|schedule| schedule.is_asynchronous());
-            times.add_exchanges(shared, &workspace.graph, is_endless);
+            times.add_exchanges(shared, &workspace.graph, costs::is_without_flush(&plan.schedule));
         }
         Ok::<_, String>(times)
     };

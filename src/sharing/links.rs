@@ -1,0 +1,129 @@
+//! The devices of a cluster as groups, and the seconds of exchanges over what joins them.
+
+use std::collections::BTreeMap;
+
+use graph::layout::Collective;
+use schema::{Cluster, Device};
+use simulator::{
+    Link,
+    collective::{self, Algorithm},
+};
+
+use crate::failure::Failure;
+
+/// Returns the devices that the fastest links join, by place.
+fn by_place(cluster: &Cluster) -> Vec<Vec<&Device>> {
+    let mut found: indexmap::IndexMap<&[u32], Vec<&Device>> = Default::default();
+    for device in &cluster.devices {
+        found.entry(&device.place).or_default().push(device);
+    }
+    found.into_values().collect()
+}
+
+/// Returns the fewest devices that the fastest links of a cluster join.
+pub fn smallest_node(cluster: &Cluster) -> u32 {
+    by_place(cluster).iter().map(|node| node.len() as u32).min().unwrap_or(1)
+}
+
+/// Returns what joins so many devices of a cluster, each the given number of places behind the one before.
+pub fn links(cluster: &Cluster, degree: u32, stride: u32) -> collective::Group {
+    let link = |level: usize| {
+        let level = cluster.levels.get(level).or(cluster.levels.last());
+        Link {
+            latency: level.map_or(0, |level| (level.latency.0 * 1e9).round() as u64),
+            bandwidth: level.map_or(f64::INFINITY, |level| level.bandwidth.0),
+        }
+    };
+    let nodes = by_place(cluster);
+    let per_node = (nodes.first().map_or(1, |node| node.len() as u32) / stride.max(1)).max(1);
+    if degree <= per_node {
+        return collective::Group::flat(degree, link(0));
+    }
+    let mut all = nodes.into_iter().flatten().map(|device| device.place.as_slice());
+    let first = all.next().unwrap_or_default();
+    let last = all.nth(((degree as usize - 1) * stride as usize).saturating_sub(1)).unwrap_or_default();
+    let outer = link(schema::level_of(first, last, cluster.levels.len()));
+    // Where nodes have unequal numbers of them, all go over the links between nodes.
+    let per_node = if degree.is_multiple_of(per_node) { per_node } else { 1 };
+    collective::Group { nodes: degree / per_node, per_node, inner: link(0), outer }
+}
+
+pub(super) fn exchange_seconds(what: Collective, bytes: u64, links: &collective::Group) -> f64 {
+    if let Collective::Neighbours(moved, size) = what {
+        // Messages of all neighbours run concurrently, each with its latency.
+        let link = if links.nodes == 1 { links.inner } else { links.outer };
+        let moving = rows(bytes, moved.most, size) as f64 / link.bandwidth;
+        return (moved.messages * link.latency) as f64 * 1e-9 + moving;
+    }
+    let (kind, bytes) = in_simulator(what, bytes, u64::from(links.n_ranks()));
+    collective::time(kind, Algorithm::Fastest, bytes, links) as f64 * 1e-9
+}
+
+/// Returns an exchange as a collective of the simulator, and its bytes.
+pub(super) fn in_simulator(what: Collective, whole: u64, degree: u64) -> (collective::Collective, u64) {
+    match what {
+        Collective::AllReduce => (collective::Collective::AllReduce, whole),
+        Collective::AllGather => (collective::Collective::AllGather, whole),
+        Collective::ReduceScatter => (collective::Collective::ReduceScatter, whole),
+        Collective::Neighbours(moved, size) => {
+            (collective::Collective::AllToAll, rows(whole, moved.most, size))
+        }
+        // Each device sends all of its part except its own share.
+        Collective::AllToAll => (collective::Collective::AllToAll, whole / degree),
+    }
+}
+
+/// Returns the bytes of some of the rows.
+pub(super) fn rows(bytes: u64, some: u64, of: u64) -> u64 {
+    (u128::from(bytes) * u128::from(some) / u128::from(of.max(1))) as u64
+}
+
+/// Returns a cluster with a device per group of neighbours, and the names of each group's members.
+///
+/// # Errors
+/// If groups fill neither the devices that the fastest links join nor several nodes of them.
+pub fn grouped(
+    cluster: &Cluster,
+    degree: u32,
+    option: &str,
+) -> Result<(Cluster, BTreeMap<String, Vec<String>>), Failure> {
+    let degree = degree as usize;
+    let nodes = by_place(cluster);
+    let smallest = nodes.iter().map(Vec::len).min().unwrap_or(1).max(1);
+    let is_even = nodes.iter().all(|node| node.len() == smallest);
+    let mut members: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    // A group over several nodes has all of each.
+    let n_devices = cluster.devices.len();
+    let is_wide =
+        degree > smallest && is_even && degree.is_multiple_of(smallest) && n_devices.is_multiple_of(degree);
+    let sets: Vec<Vec<&Device>> = if is_wide { vec![nodes.concat()] } else { nodes };
+    for devices in &sets {
+        if devices.len() % degree != 0 {
+            let within = (2..=devices.len()).filter(|n| devices.len().is_multiple_of(*n));
+            let across = (smallest + 1..=n_devices)
+                .filter(|n| is_even && n.is_multiple_of(smallest) && n_devices.is_multiple_of(*n));
+            let fits: Vec<String> = within.chain(across).map(|n| n.to_string()).collect();
+            let failure = Failure::input(format!(
+                "{option} {degree} does not divide the {} devices that the fastest links join",
+                devices.len()
+            ));
+            return Err(if fits.is_empty() {
+                failure
+            } else {
+                failure.with_hint(format!("{} would", fits.join(", ")))
+            });
+        }
+        for group in devices.chunks(degree) {
+            if let Some(other) = group.iter().find(|device| device.type_ != group[0].type_) {
+                return Err(Failure::input(format!(
+                    "{} and {} would share layers but have different types, {} and {}",
+                    group[0].name, other.name, group[0].type_, other.type_
+                )));
+            }
+            members.insert(group[0].name.clone(), group.iter().map(|device| device.name.clone()).collect());
+        }
+    }
+    // In the order of the cluster, which stages follow.
+    let leaders = cluster.devices.iter().filter(|device| members.contains_key(&device.name));
+    Ok((Cluster { devices: leaders.cloned().collect(), ..cluster.clone() }, members))
+}
