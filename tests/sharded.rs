@@ -632,6 +632,20 @@ fn positions_and_layers_are_shared_at_once() {
         let (is_taken, said) = command(&["simulate", &file]);
         assert!(!is_taken && said.contains(expected), "{said}");
     }
+    // What a step takes beside its micro-batches are the sums of gradients of weights that each device has whole.
+    let slow = path("slow.yaml");
+    fs::write(&slow, text.replace("1.0e+10", "1.0e+8").replace(", nodes: 2", "")).unwrap();
+    let asked_of = ["--cluster", &slow, "--context-parallel", "4", "--stages", "1", "--format", "json"];
+    let step_of = |count: &str, more: &[&str]| {
+        let asked = [&["plan", model, "--micro-batches", count][..], &asked_of, more].concat();
+        let out = Command::new(env!("CARGO_BIN_EXE_model-analyze")).args(asked).output().unwrap();
+        let answer: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        answer["step_seconds"].as_f64().unwrap()
+    };
+    let (two, four) = (step_of("2", &[]), step_of("4", &[]));
+    let parameters: f64 = 4.0 * 17_824.0;
+    let sums = 2.0 * 0.75 * parameters / 1e8;
+    assert!((2.0 * two - four) > sums && (2.0 * two - four) < 1.2 * sums, "{two} {four} {sums}");
     // Gradients of which each group has a term alone.
     let place_of_fault = Path::new(folder).join("stages/stage_0.py");
     let fault = stage.replacen(
