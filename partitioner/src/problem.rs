@@ -146,6 +146,9 @@ pub struct Training {
     pub micro_batches: MicroBatches,
     /// The most of them, where the planner chooses how many: one for each replica there may be.
     pub most_micro_batches: u32,
+    /// Devices that stand behind each one of the machine: more than one where groups share layers. A step is as large, whoever
+    /// shares.
+    pub devices_each: u32,
     /// Stages in a row, each on devices of its own; chosen by the planner when absent.
     pub stages: Option<u32>,
     /// Bytes of gradient for each byte of parameters.
@@ -202,11 +205,16 @@ impl Training {
     pub fn wanted(&self, machine: &Machine) -> u32 {
         match self.micro_batches {
             MicroBatches::Enough => {
-                let some = (4 * machine.devices.len() as u32).clamp(4, 4096);
+                let some = self.all_devices(machine).saturating_mul(4).clamp(4, 4096);
                 some.min(self.most_micro_batches)
             }
             MicroBatches::About(count) | MicroBatches::Exactly(count) => count,
         }
+    }
+
+    /// Returns the number of devices, those of groups one by one.
+    pub(crate) fn all_devices(&self, machine: &Machine) -> u32 {
+        (machine.devices.len() as u32).saturating_mul(self.devices_each)
     }
 
     /// Bytes that the optimizer's step touches for each byte of parameters: it reads them, their gradients and its state, and
@@ -246,6 +254,7 @@ impl Default for Training {
         Self {
             micro_batches: MicroBatches::Enough,
             most_micro_batches: u32::MAX,
+            devices_each: 1,
             stages: None,
             gradient_factor: 1.0,
             optimizer_factor: 2.0,

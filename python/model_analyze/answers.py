@@ -1369,6 +1369,9 @@ class SharedTried(_SharedTried, total=False):
     # Seconds of a micro-batch, over all devices.
     seconds_each: Union[float, None]
 
+    # The micro-batches of the step that it is of.
+    micro_batches: Union[int, None]
+
     # Lower bound of these seconds, where it showed that no plan could be the fastest: then none was looked for.
     at_least: Union[float, None]
 

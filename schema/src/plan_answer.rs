@@ -327,6 +327,9 @@ pub struct SharedTried {
     pub by_expert: bool,
     /// Seconds of a micro-batch, over all devices.
     pub seconds_each: Option<f64>,
+    /// The micro-batches of the step that it is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<u32>,
     /// Lower bound of these seconds, where it showed that no plan could be the fastest: then none was looked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,

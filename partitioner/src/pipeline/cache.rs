@@ -90,6 +90,7 @@ impl PipelineCache {
         let training = number(Training {
             micro_batches: MicroBatches::Enough,
             most_micro_batches: u32::MAX,
+            devices_each: 1,
             stages: None,
             only_groups: false,
             only_replicas: false,

@@ -80,10 +80,11 @@ pub(crate) fn plan_batches(
         None => strategy.is_some_and(|strategy| !strategy.row().is_serial),
     };
     if is_worth_it {
-        let fewer = std::iter::successors(Some(n_devices / 2), |count| Some(count / 2));
+        let half = problem.training.all_devices(&problem.machine) / 2;
+        let fewer = std::iter::successors(Some(half), |count| Some(count / 2));
         for count in fewer.take_while(|&count| count > 0) {
             let mut fewer = problem.clone();
-            fewer.training.micro_batches = MicroBatches::Exactly(count as u32);
+            fewer.training.micro_batches = MicroBatches::Exactly(count);
             // Only plans near the best are taken: others are pruned.
             let least = found.iter().map(Solution::seconds_each).fold(f64::INFINITY, f64::min);
             let near = Goal::Below(ENOUGH * least);
@@ -138,8 +139,10 @@ fn fastest_of_each(found: Vec<Solution>) -> Vec<Solution> {
 
 /// Numbers of micro-batches to try: one, two, four or eight for each device, but no more than a step may have.
 pub(crate) fn counts(problem: &Problem) -> Vec<u32> {
-    let (n_devices, most) = (problem.machine.devices.len() as u32, problem.training.most_micro_batches);
-    let mut counts: Vec<u32> = [1, 2, 4, 8].map(|factor| (factor * n_devices).min(most)).to_vec();
+    let (n_devices, most) =
+        (problem.training.all_devices(&problem.machine), problem.training.most_micro_batches);
+    let mut counts: Vec<u32> =
+        [1, 2, 4, 8].map(|factor: u32| factor.saturating_mul(n_devices).min(most)).to_vec();
     counts.dedup();
     counts
 }

@@ -290,7 +290,13 @@ pub fn shared(answer: &PlanAnswer) -> String {
         .iter()
         .map(|one| {
             let found = match (one.seconds_each, one.at_least) {
-                (Some(seconds), _) => Seconds(seconds).to_string(),
+                (Some(seconds), _) if one.micro_batches == answer.micro_batches => {
+                    Seconds(seconds).to_string()
+                }
+                (Some(seconds), _) => {
+                    let count = one.micro_batches.map(|count| format!(" in steps of {count} micro-batches"));
+                    format!("{}{}", Seconds(seconds), count.unwrap_or_default())
+                }
                 (None, Some(least)) => format!("at least {}", Seconds(least)),
                 (None, None) => "no plan".to_string(),
             };

@@ -121,6 +121,9 @@ impl<'a> Question<'a> {
         if let Some((most, _)) = size.as_ref().and_then(StepSize::limit) {
             training.most_micro_batches = most;
         }
+        if let Subject::Model(Workspace { shared: Some(shared), .. }) = subject {
+            training.devices_each = u32::try_from(shared.devices()).unwrap_or(u32::MAX);
+        }
         let model = ModelReference { name: subject.name(), digest };
         let (loss, forward) = match (subject, request.inference) {
             (Subject::Model(workspace), Some(inference)) => {

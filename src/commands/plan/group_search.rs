@@ -166,17 +166,21 @@ pub(super) fn planned_best(
     let degrees = degrees.filter(|degree| *degree <= most);
     let all = degrees.flat_map(|degree| ways.iter().map(move |way| (degree, *way)));
     let fits = all.filter(|(degree, way)| sharing::grouped(&request.cluster, *degree, way.option()).is_ok());
-    let each = |found: &Result<(Asked, Planned), Unplanned>| {
-        found.as_ref().ok().map(|(_, plan)| plan.best.seconds_each())
-    };
     let size = |found: &Result<(Asked, Planned), Unplanned>| {
         found.as_ref().ok().map(|(_, plan)| (plan.best.micro_batches, plan.best.seconds_each()))
     };
     let bound_of = |found: &Result<(Asked, Planned), Unplanned>| {
         found.as_ref().map_or(f64::INFINITY, |(_, plan)| plan.best.lower_bound_each())
     };
-    let mut tried = vec![SharedTried { degree: 1, seconds_each: each(&first), ..SharedTried::default() }];
-    let mut least = each(&first).unwrap_or(f64::INFINITY);
+    let seconds_of = |found: &Result<(Asked, Planned), Unplanned>| size(found).map(|(_, seconds)| seconds);
+    let with_plan = |degree: u32, found: &Result<(Asked, Planned), Unplanned>| SharedTried {
+        degree,
+        seconds_each: seconds_of(found),
+        micro_batches: size(found).map(|(count, _)| count),
+        ..SharedTried::default()
+    };
+    let mut tried = vec![with_plan(1, &first)];
+    let mut least = seconds_of(&first).unwrap_or(f64::INFINITY);
     let mut bound = bound_of(&first);
     let mut best = first;
     for (degree, way) in fits {
@@ -187,7 +191,7 @@ pub(super) fn planned_best(
         let at_least = by_work.filter(is_slower);
         if let Some(least) = at_least {
             bound = bound.min(least);
-            tried.push(SharedTried { degree, by_expert, seconds_each: None, at_least });
+            tried.push(SharedTried { degree, by_expert, at_least, ..SharedTried::default() });
             continue;
         }
         let is_limited = least < f64::INFINITY;
@@ -195,8 +199,8 @@ pub(super) fn planned_best(
         // Without a plan near the best, the work bounds those that were not looked for.
         let unseen = by_work.filter(|_| is_limited && found.is_err());
         bound = bound.min(unseen.unwrap_or_else(|| bound_of(&found)));
-        tried.push(SharedTried { degree, by_expert, seconds_each: each(&found), at_least });
-        least = least.min(each(&found).unwrap_or(f64::INFINITY));
+        tried.push(SharedTried { by_expert, ..with_plan(degree, &found) });
+        least = least.min(seconds_of(&found).unwrap_or(f64::INFINITY));
         let is_taken = match (size(&found), size(&best)) {
             (Some(own), Some(other)) => is_better(own, other, least),
             (own, None) => own.is_some(),
