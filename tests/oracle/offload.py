@@ -224,6 +224,29 @@ def counted(cases):
     return f"{first['to_host']} bytes a step in {made} buffers"
 
 
+class Recurrent(torch.nn.Module):
+    """Gates of a cell are parts of one storage that count their versions apart, and are written one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.gated, self.long = torch.nn.GRU(8, 8, 2, bidirectional=True), torch.nn.LSTM(16, 8)
+
+    def forward(self, x):
+        return self.long(self.gated(x)[0])[0]
+
+
+def recurrent(cases):
+    """A part that is written after another one has left is not taken for gone."""
+    part = processes.module_of(PART, "offload_part")
+    expected = steps(part, part.Offload("none", "cpu"), Recurrent())
+    for mode in part.MODES[1:]:
+        found = steps(part, part.Offload(mode, "cpu", 1), Recurrent())
+        if not all(torch.equal(a, b) for a, b in zip(expected, found)):
+            raise Failed(f"{mode}: gradients differ")
+    return f"{len(expected)} gradients"
+
+
 def dropped(cases):
     """A graph that is never gone through backward gives its buffers back; what changes in place is refused as ever."""
     part = processes.module_of(PART, "offload_part")
@@ -400,6 +423,7 @@ def cases():
     offset = ("self.how = tensor.storage_offset()", "self.how = 0")
     return {
         "counted": counted,
+        "recurrent": recurrent,
         "dropped": dropped,
         "streams": streams,
         "batch norm, naive": lambda c: trained(c, "resnet", 2, "naive", *four),

@@ -72,15 +72,19 @@ class Offload:
             return function(*values, **options)
 
     def memory_of(self, tensor, storage):
-        """Returns the host copy of a storage, made once per version of it."""
-        key = (storage._cdata, tensor._version)
+        """Returns the host copy of a storage, made once per version of it.
+
+        Parts of one storage may count their versions for themselves, as those that recurrent layers make by
+        `unsafe_chunk` and write one after the other: a copy is only found by tensors that count with the one it was made for.
+        """
         # The weak reference prevents that the address is given to another storage.
-        _, found = self.known.get(key, (None, lambda: None))
-        memory = found()
-        if memory is None:
-            memory = Memory(self, tensor, storage, len(self.order))
-            self.known[key] = (StorageWeakRef(storage), weakref.ref(memory))
-            self.order.append(weakref.ref(memory))
+        found = self.known.setdefault((storage._cdata, tensor._version), [])
+        for counter, _, made in found:
+            if (memory := made()) is not None and counts_with(counter, tensor):
+                return memory
+        memory = Memory(self, tensor, storage, len(self.order))
+        found.append((counter_of(tensor), StorageWeakRef(storage), weakref.ref(memory)))
+        self.order.append(weakref.ref(memory))
         return memory
 
     def bring_ahead(self, order, place):
@@ -242,6 +246,23 @@ def compare_versions(tensor, version):
     if tensor._version != version:
         sizes = list(tensor.shape)
         raise RuntimeError(f"a tensor of sizes {sizes} was changed in place after it was saved for the backward pass")
+
+
+def counter_of(tensor):
+    """Returns a tensor without memory that has the version counter of another one."""
+    empty = tensor.detach()
+    empty.data = tensor.new_empty(0)
+    return empty
+
+
+def counts_with(counter, tensor):
+    """Tells whether two tensors have one version counter: whether a number that is set at one is seen at the other."""
+    version = tensor._version
+    try:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version + 1,))
+        return counter._version == version + 1
+    finally:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def is_plain(tensor):
