@@ -140,7 +140,7 @@ class Update:
             self.stop(step, is_lost, loss, [name for (name, _, _), norm in zip(found, norms) if not math.isfinite(norm)])
         groups = self.optimizer.param_groups if self.optimizer else []
         norm = None if is_left_out else math.sqrt(sums[0])
-        if self.task.clip and not is_left_out and norm > self.task.clip:
+        if self.task.clip and found and not is_left_out and norm > self.task.clip:  # a rank may update nothing
             torch._foreach_mul_([g for _, g, _ in found], self.task.clip / (norm + 1e-6))
         for group in groups if self.task.lr else []:
             group["lr"] = self.task.lr(step) * group.get("lr_scale", 1.0)
