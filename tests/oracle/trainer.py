@@ -142,7 +142,8 @@ class Trained:
 
 
 def whole_model(cases, model):
-    return processes.resnet(False) if model == "resnet_plain" else torch.jit.load(cases.models[model])
+    made = {"resnet_plain": lambda: processes.resnet(False), "idle": Idle}  # a loaded trace has gradients of zeros where nobody looks
+    return made[model]() if model in made else torch.jit.load(cases.models[model])
 
 
 def near(expected, found, what, limit=2e-6):
@@ -320,6 +321,43 @@ class Blocks(torch.nn.Module):
 
     def forward(self, x):
         return self.head(self.blocks(self.into(x)).mean((2, 3)))
+
+
+class Idle(torch.nn.Module):
+    """What the loss does not look at, and what nothing reads, has no gradient: no weight decays there."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(6)
+        self.into, self.head = torch.nn.Conv2d(3, 8, 3, stride=4), torch.nn.Linear(8, 10)
+        self.pooler, self.spare = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.into(x).mean((2, 3))
+        return self.head(x), self.pooler(x)
+
+
+def idle(cases):
+    """Traces it, once."""
+    if "idle" not in cases.models:
+        cases.models["idle"] = cases.place / "idle.pt"
+        script = processes.module_of(processes.ROOT / "src/trace.py", "trace_script")
+        traced, outputs = script.trace(Idle(), [(None, torch.randn(2, 3, 32, 32))])
+        script.save(traced, str(cases.models["idle"]), script.record(traced, about={"target": "idle"}, training=True, outputs=outputs))
+    return "idle"
+
+
+def without_gradients(cases):
+    """Parameters that have no gradient stay what they are, as in one process; one of two servers has nothing to update."""
+    said = []
+    for how in (SERVED, ("--sharding", "zero2")):
+        said.append(trains(cases, idle(cases), 2, "--replicas", "2", *how, *two(2), count=4, stages=1, steps=4, old="return torch.nn.functional.mse", new="return 4 * torch.nn.functional.mse"))
+        left = Idle().state_dict()
+        run = Trained(cases, "idle", 1)
+        changed = [name for name, value in run.merged("whole").items() if name.split(".")[0] in ("pooler", "spare") and not torch.equal(value, left[name])]
+        if changed:
+            raise Failed(f"{changed} have no gradient, and changed")
+    return "; ".join(said)
 
 
 # A message of its own: a thread of gloo holds what it sends a little longer than it takes, as the machine's load has it.
@@ -641,6 +679,7 @@ def cases():
             lambda c: normalised(c, fault=("        summed(sums, ctx.group)\n", "        sums *= dist.get_world_size(ctx.group)\n")), "differ"
         ),
         "batch norms averaged": averaged,
+        "parameters without gradients": without_gradients,
         "servers, alone": lambda c: serves(c, "resnet_plain", 2, "--replicas", "2", stages=1),
         "servers, tied 2x2": lambda c: serves(c, "gpt2_tiny", 4, "--replicas", "2"),
         "two levels": two_levels,

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from train_parts.checkpoints import flat_part
 from train_parts.cuts import Cuts
+from train_parts.deferred import DEFERRAL
 from train_parts.host_optimizer import HostOptimizer
 from train_parts.priority import Sliced
 from train_parts.stragglers import BUSY
@@ -55,6 +56,9 @@ class Update:
     the first holder of copies in several stages, and the first of two copies of the model. If replicas shard the
     update, each counts its pieces in place of the first, with groups those of the first group. The ranks exchange all
     this in one sum.
+
+    A sum over ranks makes zeros of a gradient that none of them has. The optimizer would decay such a parameter, and keep
+    state for it, as it does not in one process; so the ranks also tell which parameters have gradients.
     """
 
     def __init__(self, task, stages, sync=None, place=(0, 0), world=(1, 0), cuts=None, is_scaled=False, host_device=None):
@@ -88,9 +92,29 @@ class Update:
         counts = lambda held, own, p: is_first if own is not p else held < self.count and replica == 0  # noqa: E731
         is_once = lambda p: self.cuts.is_first(p, shard) and p not in later  # noqa: E731
         self.stepped = [(name, own, counts(held, own, p) and is_once(p)) for held, name, own, p in stepped if own is not None]
+        # The number of each parameter's name in the model, how many there are, and the parameters that have a gradient.
+        self.known, self.count_known, self.present = {}, 0, set()
+        if sync is not None or self.ranks > 1:
+            self.follow_gradients()
         # For updates on the host, the optimizer gets host copies of them.
         is_on_host = host_device is not None and self.optimizer
         self.host = HostOptimizer(self.optimizer, [own for _, own, _ in self.stepped], host_device) if is_on_host else None
+
+    def follow_gradients(self):
+        """Notes from now on which parameters get gradients, by the first of a parameter's names in the manifest."""
+        manifest = self.task.manifest
+        holders = [holder["name"] for tied in manifest["tied"] for holder in tied["holders"]]
+        names = sorted({*holders, *(name for about in manifest["stages"] for name in about["parameters"])})
+        places = {name: place for place, name in enumerate(names)}
+        shared = {holder["name"]: places[tied["holders"][0]["name"]] for tied in manifest["tied"] for holder in tied["holders"]}
+        self.count_known = len(names)
+        for stage, name, parameter in self.named:
+            self.known[parameter] = next((shared[one] for one in self.names(stage, name, parameter) if one in shared), places[name])
+            parameter.register_post_accumulate_grad_hook(self.has_come)
+        DEFERRAL.arrived.append(self.has_come)
+
+    def has_come(self, parameter):
+        self.present.add(parameter)
 
     def own(self, parameter):
         """Returns the part of a parameter that is updated here: all of it, a piece, or nothing."""
@@ -122,7 +146,9 @@ class Update:
         counted = torch.tensor([counts for _, _, counts in found], dtype=torch.bool, device=norms.device)
         is_loss_lost = loss is not None and not math.isfinite(loss)
         is_lost = is_loss_lost or not bool(norms.isfinite().all())
-        sums = torch.zeros(3 + 2 * self.ranks, dtype=torch.float64)
+        first_known = 3 + 2 * self.ranks
+        sums = torch.zeros(first_known + self.count_known, dtype=torch.float64)
+        sums[[first_known + self.known[parameter] for parameter in self.present]] = 1.0
         sums[0] = norms[counted].square().sum()
         sums[1], sums[2], sums[3 + self.rank] = float(has_ended), is_lost + 1e6 * is_loss_lost, memory_of(device)
         sums[3 + self.ranks + self.rank] = BUSY.end_step()
@@ -130,6 +156,10 @@ class Update:
             sums = sums.to(device)
             dist.all_reduce(sums)
         sums = sums.tolist()
+        for _, _, parameter in self.named if self.known else ():
+            own = self.own(parameter)
+            if own is not None and not sums[first_known + self.known[parameter]]:
+                own.grad = None
         # A loss comes before the gradients that it spoils.
         is_left_out = bool(sums[2]) and self.scale.is_on and sums[2] < 1e6
         if self.scale.is_on:
@@ -151,7 +181,7 @@ class Update:
             self.scheduler.step()
         if self.is_shared and not is_left_out:
             self.sync.gather()
-        known = {"lr": float(rates[0]) if rates else None, "norm": norm, "memory": max(sums[3 : 3 + self.ranks]), "busy": sums[3 + self.ranks :]}
+        known = {"lr": float(rates[0]) if rates else None, "norm": norm, "memory": max(sums[3 : 3 + self.ranks]), "busy": sums[3 + self.ranks : first_known]}
         return known | (scale | {"left_out": is_left_out} if self.scale.is_on else {}), int(sums[1])
 
     def stop(self, step, is_lost, loss, names):
@@ -166,6 +196,7 @@ class Update:
             parameter.grad = None
         for _, own, _ in self.stepped:
             own.grad = None
+        self.present.clear()
 
     # -- checkpoints
 

@@ -265,14 +265,13 @@ def end_epoch(loader, epoch_steps):
 
 
 def sum_over(group, parameters):
-    """Sums gradients over replicas, which all have the same parameters."""
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    gradients = [parameter.grad for parameter in parameters]
-    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-        flat = torch.cat([gradient.reshape(-1) for gradient in alike])
+    """Sums gradients over replicas, which all have the same parameters; one that no replica has stays away."""
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        alike = [parameter for parameter in parameters if parameter.dtype == dtype]
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in alike]
+        present = gradients[0].new_tensor([each.grad is not None for each in alike])
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), present])
         dist.all_reduce(flat, group=group)
-        for gradient, part in zip(alike, flat.split([gradient.numel() for gradient in alike])):
-            gradient.copy_(part.view_as(gradient))
+        *parts, present = flat.split([gradient.numel() for gradient in gradients] + [len(alike)])
+        for parameter, gradient, part, is_there in zip(alike, gradients, parts, present.tolist()):
+            parameter.grad = gradient.copy_(part.view_as(gradient)) if is_there else None
