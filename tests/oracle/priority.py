@@ -299,6 +299,7 @@ def finds(cases, old, new, message, file="train_parts/priority.py"):
 def cases():
     made = {
         "gpt2 alone": lambda c: trains(c, "gpt2_tiny", 1, 2, 2, steps=6),
+        "parameters without gradients": lambda c: trains(c, trainer.idle(c), 1, 2, 1, "--slice", "64", steps=8),
         "streams": streams,
     }
     every = {

@@ -57,6 +57,7 @@ class Sliced:
         self.changed, self.error, self.is_over = threading.Condition(), None, False
         self.left = dict.fromkeys(self.numbers, 0)  # slices of a parameter without an update so far
         self.ready, self.heap, self.came = {}, [], 0
+        self.absent = set()  # parameters without a gradient here in their last step
         self.seen, self.settings, self.step = dict.fromkeys(self.numbers, 0), [], 0
         self.optimizer, self.thread, self.history = None, None, []
         self.beside = Beside(self.slices[0][2].device if self.slices else torch.device("cpu"))
@@ -111,7 +112,13 @@ class Sliced:
                 self.put(parameter)
 
     def put(self, parameter):
+        if self.left[parameter]:  # no pass has read it, and waited for the slices of the last step
+            self.wait(lambda: not self.left[parameter])
         gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            self.absent.add(parameter)
+        else:
+            self.absent.discard(parameter)
         flat = (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
         self.beside.keep(flat)
         here = self.beside.mark()
@@ -166,44 +173,49 @@ class Sliced:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             with self.beside.within():
-                while (number := self.chosen()) != STOP:
-                    self.send(number)
+                while (chosen := self.chosen())[0] != STOP:
+                    self.send(*chosen)
         except BaseException as error:
             with self.changed:
                 self.error = error
                 self.changed.notify_all()
 
     def chosen(self):
-        """Returns the next slice, which the first replica chooses."""
+        """Returns the next slice, which the first replica chooses, and whether some replica has a gradient of it."""
         if self.is_first:
             with self.changed:
                 self.changed.wait_for(lambda: self.heap or self.is_over)
                 number = heapq.heappop(self.heap)[1] if self.heap else STOP
+        is_absent = lambda: number != STOP and self.slices[number][0] in self.absent  # noqa: E731
         begun = time.perf_counter()
-        told = torch.tensor([number if self.is_first else STOP])
+        told = torch.tensor([number, is_absent()] if self.is_first else [STOP, False])
         dist.broadcast(told, group=self.control, group_src=0)
-        number, self.telling = int(told), time.perf_counter() - begun
+        (number, asks), self.telling = told.tolist(), time.perf_counter() - begun
         if not self.is_first and number != STOP:
             with self.changed:
                 self.changed.wait_for(lambda: number in self.ready)
-        return number
+        present = torch.tensor([not is_absent()], dtype=torch.int32)
+        if asks:  # the first replica has no gradient: one process has none, and updates nothing, if nobody has
+            dist.all_reduce(present, dist.ReduceOp.MAX, group=self.control)
+        return number, not asks or bool(present)
 
     @torch.no_grad()
-    def send(self, number):
+    def send(self, number, is_present):
         parameter, name, piece, begin, end = self.slices[number]
         begun = time.perf_counter()
         gradient, here, step, settings, history = self.ready.pop(number)
         self.beside.follow(here)
-        if gradient.numel():
-            dist.all_reduce(gradient, group=self.data)
-        if not bool(gradient.isfinite().all()):
-            raise self.not_finite(f"the gradient of `{name}` is not finite in step {step + 1}: stopped before its update")
-        if parameter in self.optimizer.state:
-            self.part(parameter)
-        piece.grad = gradient.view(piece.shape)
-        self.stepper.param_groups = [settings | {"params": [piece]}]
-        self.stepper.step()
-        piece.grad = None
+        if is_present:
+            if gradient.numel():
+                dist.all_reduce(gradient, group=self.data)
+            if not bool(gradient.isfinite().all()):
+                raise self.not_finite(f"the gradient of `{name}` is not finite in step {step + 1}: stopped before its update")
+            if parameter in self.optimizer.state:
+                self.part(parameter)
+            piece.grad = gradient.view(piece.shape)
+            self.stepper.param_groups = [settings | {"params": [piece]}]
+            self.stepper.step()
+            piece.grad = None
         self.stepped[parameter] = self.beside.mark()
         history.sent.append((number, parameter, time.perf_counter() - begun, self.telling))
         with self.changed:
