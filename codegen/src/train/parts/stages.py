@@ -47,6 +47,7 @@ def read_manifest(arguments):
     return manifest
 
 
+NOTED = "TRAIN_NOTED"  # the changed files that were told, in the environment: a launcher's ranks need not tell them again
 CHANGED = ": emit the stages again, or accept it with --allow-changes"
 
 
@@ -61,7 +62,9 @@ def compare(name, digests, allow_changes, is_read):
     text = f"{path} was changed after it was written"
     if not allow_changes:
         sys.exit(text + CHANGED)
-    if os.environ.get("RANK", "0") == "0":
+    noted = os.environ.get(NOTED, "").splitlines()
+    if os.environ.get("RANK", "0") == "0" and name not in noted:
+        os.environ[NOTED] = "\n".join([*noted, name])
         print(f"note: {text}", file=sys.stderr, flush=True)
 
 
