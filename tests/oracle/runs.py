@@ -274,6 +274,9 @@ def refused(cases):
     faults = {
         "the task has `target` and lacks `loss`": (picture(old="def loss(", new="def loss_of("),),
         "both `lr` and `scheduler`": (picture(more="\n\ndef scheduler(optimizer):\n    pass\n"),),
+        "loss() of the task returns NoneType": (picture(old="    return torch.nn.functional.mse", new="    torch.nn.functional.mse"),),
+        "a number without a gradient": (picture(old="mse_loss(outputs[0]", new="mse_loss(outputs[0].detach()"),),
+        "the inputs ['y'], the model takes": (picture(old="return (data(step, samples, 'picture'),)", new="return {'y': data(step, samples, 'picture')}"),),
         "no group of the task matches": (picture(old=', {"match": "*", "weight_decay": 0.1}', new=""),),
         "give the group an `lr_scale`": (picture(old='"lr_scale": 2.0', new='"lr": 2.0'),),
         "`clip`, the largest norm": (picture(clip=-1.0),),

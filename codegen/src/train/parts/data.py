@@ -38,12 +38,6 @@ class Batches:
         return split(self.task, make(step, samples), samples, count)[self.replica * self.count :][: self.count]
 
     def cut(self, inputs, targets):
-        if isinstance(inputs, dict):
-            names = [about["name"] for about in self.task.manifest["inputs"]]
-            if set(names) != set(inputs):
-                sys.exit(f"loader() of the task gives the inputs {sorted(inputs)}, the model takes {sorted(names)}")
-            inputs = [inputs[name] for name in names]
-        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         made = split_inputs(self.task, inputs, self.samples, self.count, "loader()")
         return made, split_targets(self.task, targets, self.samples, self.count, "the targets of loader()")
 
@@ -140,11 +134,18 @@ def split_inputs(task, inputs, samples, count, place="inputs()"):
     """Cuts inputs along their first dimension; an input without samples is passed whole to each micro-batch.
 
     An input has samples if its first size in the trace was that of the first input, or a multiple of it. A size that is
-    neither the requested nor the traced one is refused: a guess would train on wrong data.
+    neither the requested nor the traced one is refused: a guess would train on wrong data. Inputs may also be a dict by
+    their names, and the only one may be a tensor.
     """
     expected = task.manifest["inputs"]
+    if isinstance(inputs, dict):
+        names = [about["name"] for about in expected]
+        if set(names) != set(inputs):
+            sys.exit(f"{place} of the task gives the inputs {sorted(inputs)}, the model takes {sorted(names)}")
+        inputs = [inputs[name] for name in names]
+    inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     if len(inputs) != len(expected):
-        sys.exit(f"inputs() of the task returned {len(inputs)} values, the model takes {len(expected)}")
+        sys.exit(f"{place} of the task returned {len(inputs)} values, the model takes {len(expected)}")
     parts = [{} for _ in range(count)]
     for about, value in zip(expected, inputs):
         pieces = [value] * count

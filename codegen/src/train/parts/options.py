@@ -24,7 +24,7 @@ def options(text, plan):
     parser.add_argument("--schedule", default=None, help="1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, or a compute-only .csv table; PipeDream (an update after each micro-batch) and PipeDream-2BW (one per step) have no flush and keep several weight versions; a table with twice the stages runs two copies of the model in opposite directions")
     parser.add_argument("--vertical-sync", action="store_true", help="under PipeDream, a micro-batch uses weights with the same number of updates in all stages")
     parser.add_argument("--pipeline-ranks", type=counted, help="ranks of a pipeline; fewer than stages for interleaved schedules")
-    parser.add_argument("--replicas", default=plan.get("replicas", "1"), help="parallel pipelines, or pairs of two copies; or a number for each rank of a pipeline: 2,1")
+    parser.add_argument("--replicas", type=counts, default=plan.get("replicas", "1"), help="parallel pipelines, or pairs of two copies; or a number for each rank of a pipeline: 2,1")
     parser.add_argument("--shards", type=counted, help="ranks that share each stage, if stages are cut inside their operators; 1 runs them whole")
     parser.add_argument("--micro-batches", type=counted, default=None, help="micro-batches per step and pipeline, or per copy with two copies")
     parser.add_argument("--micro-batch-size", type=counted, help="samples per micro-batch; by default the plan's, else as traced")
@@ -205,6 +205,12 @@ def counted(text):
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return number
+
+
+def counts(text):
+    if not re.fullmatch("[1-9][0-9]*(,[1-9][0-9]*)*", text):
+        raise argparse.ArgumentTypeError(f"{text} is neither a number above 0 nor a list of them, as 2,1")
+    return text
 
 
 def positive(text):

@@ -2,6 +2,7 @@
 
 import difflib
 import fnmatch
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,12 @@ from train_parts.stages import load_module
 
 # Names that a task file may define.
 TASK_NAMES = "clip groups inputs large_batch loader log loss lr optimizer scheduler target validate validation whole".split()
+
+# What is trained on where a task lacks all of these.
+MADE_UP = {
+    "the task has neither `loader` nor `inputs`: the model is trained on random numbers": {"loader", "inputs"},
+    "the task has no `loss`: outputs are drawn towards made-up numbers": {"loss"},
+}
 
 # Optimizers that update each element independently, so that replicas may shard the update.
 BY_ELEMENT = "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()
@@ -54,6 +61,9 @@ class Task:
                 sys.exit(f"`{name}` of the task is not a function")
         if self.clip is not None and not (isinstance(self.clip, (int, float)) and self.clip > 0):
             sys.exit(f"`clip`, the largest norm of gradients, must be a number above 0, not {self.clip!r}")
+        made_up = [text for text, names in MADE_UP.items() if self.file and not has & names]
+        if made_up and os.environ.get("RANK", "0") == "0":
+            print(f"note: {' and '.join(made_up)}", file=sys.stderr, flush=True)
         known = set(TASK_NAMES)
         for name, value in vars(self.file or object()).items() if self.file else ():
             if name not in known and getattr(value, "__module__", None) == "task" and callable(value):
@@ -86,7 +96,13 @@ class Task:
 
     def loss(self, outputs, target):
         if hasattr(self.file, "loss"):
-            return self.file.loss(outputs, target)
+            found = self.file.loss(outputs, target)
+            if not isinstance(found, torch.Tensor) or found.numel() != 1:
+                what = f"a tensor of {found.numel()} numbers" if isinstance(found, torch.Tensor) else type(found).__name__
+                sys.exit(f"loss() of the task returns {what}, not a tensor of one number")
+            if torch.is_grad_enabled() and not found.requires_grad and any(output.requires_grad for output in outputs):
+                sys.exit("loss() of the task returns a number without a gradient: it must be computed from the outputs, undetached")
+            return found
         total = 0.0
         for index, output in enumerate(outputs):
             if output.requires_grad and output.numel():  # the mean of no numbers is NaN
