@@ -452,6 +452,40 @@ fn a_checked_plan_of_shared_layers_takes_what_was_planned() {
 }
 
 #[test]
+fn replicas_of_batch_norms_are_said_to_have_statistics_of_their_own() {
+    let folder = folder();
+    let text = "graph(%self : __torch__.Model,
+      %x : Float(4, 3, 8, 8, strides=[192, 64, 8, 1], requires_grad=0, device=cpu)):
+  %w : Float(3, 3, 1, 1, strides=[3, 1, 1, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"w\"](%self)
+  %mean : Float(3, strides=[1], requires_grad=0, device=cpu) = prim::GetAttr[name=\"running_mean\"](%self)
+  %var : Float(3, strides=[1], requires_grad=0, device=cpu) = prim::GetAttr[name=\"running_var\"](%self)
+  %none : NoneType = prim::Constant()
+  %yes : bool = prim::Constant[value=1]()
+  %no : bool = prim::Constant[value=0]()
+  %one : int = prim::Constant[value=1]()
+  %zero : int = prim::Constant[value=0]()
+  %ones : int[] = prim::ListConstruct(%one, %one)
+  %zeros : int[] = prim::ListConstruct(%zero, %zero)
+  %m : float = prim::Constant[value=0.1]()
+  %e : float = prim::Constant[value=1.0e-05]()
+  %a : Tensor = aten::conv2d(%x, %w, %none, %ones, %zeros, %ones, %one)
+  %b : Tensor = aten::batch_norm(%a, %none, %none, %mean, %var, %yes, %m, %e, %no)
+  return (%b)
+";
+    let check = |strategy: &str, training: &str, expected: bool| {
+        let model = write(&folder, "norm.txt", &text.replace("%yes, %m", &format!("{training}, %m")));
+        let output = run(&["plan", &model, "--devices", "2xt4", "--strategy", strategy]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let is_said = said.contains("statistics of batch norms (`running_mean` and 1 more)");
+        assert_eq!(is_said && said.contains("`train.py --batch-norm sync`"), expected, "{said}");
+    };
+    check("data-parallel", "%yes", true);
+    check("data-parallel", "%no", false);
+    check("one-device", "%yes", false);
+}
+
+#[test]
 fn a_strategy_by_name_says_which_are_faster() {
     let said = text(&["plan", UNET, "--devices", "4xt4", "--strategy", "layer", "--micro-batches", "8"]);
     assert!(said.contains("Faster: data-parallel (-"), "{said}");

@@ -40,6 +40,7 @@ mod nodes;
 mod opaque;
 mod operands;
 mod origin;
+mod own_buffers;
 mod pipeline;
 mod python;
 mod read_back;
@@ -69,6 +70,7 @@ pub use names::{Names, starred};
 pub use nearest_cut::nearest;
 pub use nodes::{Kind, is_detour};
 pub use origin::sign;
+pub use own_buffers::own_buffers;
 pub use pipeline::{
     Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
 };

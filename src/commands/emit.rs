@@ -291,6 +291,9 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
             "the plan is for inference: its time and memory are not those of train.py, which trains",
         );
     }
+    if let Some(plan) = plan {
+        tell_own_buffers(&cut.program, plan);
+    }
     let has_python = cut.targets.python;
     if has_python && cut.program.tensors.iter().any(is_channels_last) {
         crate::failure::note(
@@ -315,6 +318,14 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
     }
     let Stages { program, pipeline, files, manifest, sources, .. } = cut;
     Ok(Emitted { program, pipeline, files, manifest, sources })
+}
+
+/// Notes which buffers of a plan's replicas differ from each other as they train.
+pub fn tell_own_buffers(program: &Program, plan: &Plan) {
+    let has_replicas = plan.inference.is_none() && plan.stages.iter().any(|stage| stage.replicas() > 1);
+    if let Some(text) = has_replicas.then(|| codegen::own_buffers(program)).flatten() {
+        crate::failure::note(text);
+    }
 }
 
 /// Stages as they will be written, without the files next to them.

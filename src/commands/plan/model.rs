@@ -21,6 +21,7 @@ use super::{
     why::why,
 };
 use crate::{
+    commands::emit::tell_own_buffers,
     failure::Failure,
     files::{self, Opened},
     output::Output,
@@ -89,6 +90,9 @@ fn run(
         with_all(&asked.problem, &mut solved);
     }
     let file = asked.file(&solved.best);
+    if let Subject::Model(workspace) = subject {
+        tell_own_buffers(workspace.program(), &file.plan);
+    }
     let beside = (&solved.others[..], &solved.failed[..]);
     let mut answer = asked.answer(request, Some(&solved.cut_space), &solved.best, beside, &file);
     answer.micro_batches_tried = solved.tried;
@@ -125,6 +129,7 @@ pub fn run_operators(
         Err(failure) => return Err(failure),
     };
     let file = asked.file(&solved.best);
+    tell_own_buffers(workspace.program(), &file.plan);
     let mut answer = asked.answer(request, None, &solved.best, (&[], &[]), &file);
     let predicted = inside::answer::text(&inside, Some(solved.best.seconds_each()));
     answer.inside = Some(inside);
