@@ -103,6 +103,16 @@ class Sparse(nn.Module):
     def forward(self, ids):
         return self.head(torch.tanh(self.body(self.words(ids) + self.bag(ids)[:, None])))
 
+class Overlapped(nn.Module):
+    '''A matrix whose first rows are another layer's, and one that is another layer's buffer.'''
+    def __init__(self):
+        super().__init__()
+        self.wide, self.part, self.out, self.last = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(16, 8), nn.Linear(8, 8)
+        self.part.weight = nn.Parameter(self.wide.weight.data[:8])
+        self.part.register_buffer('kept', self.last.weight.data)
+    def forward(self, x):
+        return self.last(self.out(self.wide(self.part(x) + self.part.kept[0])))
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -128,9 +138,16 @@ fn command() -> Command {
 
 /// Traces a model and splits it into two stages; returns the folder of the stages.
 fn split(python: &Path, place: &Path, model: &str, input: &str) -> PathBuf {
+    let out = place.join(model);
+    splitting(python, place, model, input).arg("-o").arg(&out).assert().success();
+    out
+}
+
+/// Traces a model; returns the command that splits it into two stages.
+fn splitting(python: &Path, place: &Path, model: &str, input: &str) -> Command {
     let file = place.join("models.py");
     fs::write(&file, MODELS).unwrap();
-    let (archive, out) = (place.join(format!("{model}.pt")), place.join(model));
+    let archive = place.join(format!("{model}.pt"));
     let target = format!("{}:{model}", file.display());
     let mut trace = command();
     trace.env("MODEL_ANALYZE_PYTHON", warm(python, &[])).args(["trace", &target]);
@@ -138,9 +155,8 @@ fn split(python: &Path, place: &Path, model: &str, input: &str) -> PathBuf {
     trace.arg("-o").arg(&archive);
     trace.assert().success();
     let mut split = command();
-    split.arg("split").arg(&archive).args(["--devices", "2xt4", "--stages", "2", "-o"]).arg(&out);
-    split.assert().success();
-    out
+    split.arg("split").arg(&archive).args(["--devices", "2xt4", "--stages", "2"]);
+    split
 }
 
 fn verify(folder: &Path, arguments: &[&str]) -> (Output, Value) {
@@ -176,6 +192,29 @@ fn both_forms_give_what_the_model_gives() {
         assert_eq!(answer["gradients_zero"], 0, "{model}: every parameter is put to the test");
         assert!(answer["gradients_max_difference"].as_f64().unwrap() < 1e-6, "{model}: {answer}");
     }
+}
+
+/// Each would be trained by itself, while a step of the model changes both.
+#[test]
+fn tensors_that_share_elements_are_not_taken_apart() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let output = splitting(&python, place.path(), "Overlapped", "4x8")
+        .arg("-o")
+        .arg(place.path().join("out"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for pair in ["`wide.weight` and `part.weight`", "`part.kept` and `last.weight`"] {
+        assert!(
+            said.contains(&format!(
+                "{pair} share elements and are two tensors, which stages would train apart"
+            )),
+            "{said}"
+        );
+    }
+    assert!(!place.path().join("out").exists());
 }
 
 /// Complex parameters, and what is made in a complex type, have double precision, too.

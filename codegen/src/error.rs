@@ -205,6 +205,14 @@ pub enum CutError {
         /// The stages.
         stages: Vec<u32>,
     },
+    /// A trained tensor that shares elements with another.
+    #[error("`{tensor}` and `{other}` share elements and are two tensors, which stages would train apart")]
+    Overlap {
+        /// Its path.
+        tensor: String,
+        /// Path of the other tensor.
+        other: String,
+    },
     /// A tensor without data.
     #[error("tensor `{tensor}` has no data: the model was read from IR text, stages need the archive")]
     NoData {

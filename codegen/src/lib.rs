@@ -41,6 +41,7 @@ mod opaque;
 mod operands;
 mod origin;
 mod own_buffers;
+mod overlap;
 mod pipeline;
 mod python;
 mod read_back;

@@ -18,6 +18,7 @@ use crate::{
     nodes::{
         Kind, cuts_gradient, is_cheap, is_plumbing, is_unpacking, kinds, leaves, rule_of, split, values_of,
     },
+    overlap,
     pipeline::{
         Assignment, Carried, CutOptions, Form, Pipeline, Port, Skips, Source, Stage, Step, Tied, TiedTensor,
     },
@@ -47,6 +48,7 @@ pub fn cut(
         .map(|stage| CutError::EmptyStage { stage })
         .collect();
     let last = n_stages as u32 - 1;
+    errors.extend(overlap::overlaps(program));
     let (in_place, problems) = alias::examine(program, &stage_of, last);
     errors.extend(problems);
     let slicer = Slicer { program, names, kinds, stage_of, in_place, gradient: gradients(program), n_stages };

@@ -644,6 +644,9 @@ fn cut_failure(errors: &[CutError], hint: Option<String>) -> Failure {
             CutError::Tied { .. } => {
                 Some("without --no-tied each stage gets a copy, and train.py sums their gradients".into())
             }
+            CutError::Overlap { .. } => Some(
+                "make them one parameter, take parts of it in `forward`, and trace again".into(),
+            ),
             CutError::Opaque { .. } => Some(
                 "every cut puts it into some stage: trace only the part of the model before it, or write it without branches".into(),
             ),
