@@ -308,7 +308,8 @@ class Whole:
             self.module._apply(wide)
 
     def __call__(self, inputs):
-        results = flat(self.module(*[inputs[at] for at in self.inputs]))
+        # The model may write to its inputs, which stages get as well.
+        results = flat(self.module(*[inputs[at].clone() for at in self.inputs]))
         return results if self.outputs is None else [results[at] for at in self.outputs]
 
 
@@ -399,7 +400,9 @@ class Stages:
         known = {f"input:{about['name']}": value for about, value in zip(self.manifest["inputs"], inputs)}
         outputs = []
         for module, about in zip(self.modules, self.manifest["stages"]):
-            outputs = flat(module(*[known[port["from"]] for port in about["inputs"]]))
+            # Each process that runs a stage has inputs of the model for itself, and may write to them.
+            own = {f"input:{port['name']}": known[f"input:{port['name']}"].clone() for port in self.manifest["inputs"]}
+            outputs = flat(module(*[(known | own)[port["from"]] for port in about["inputs"]]))
             if len(outputs) != len(about["outputs"]):
                 raise Refused(f"stage {about['stage']} gave {len(outputs)} outputs instead of {len(about['outputs'])}")
             for port, value in zip(about["outputs"], outputs):

@@ -103,6 +103,15 @@ class Sparse(nn.Module):
     def forward(self, ids):
         return self.head(torch.tanh(self.body(self.words(ids) + self.bag(ids)[:, None])))
 
+class Written(nn.Module):
+    '''Writes to its input, which it reads again at the end.'''
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x):
+        x.mul_(2)
+        return self.b(torch.relu(self.a(x))) + x
+
 class Overlapped(nn.Module):
     '''A matrix whose first rows are another layer's, and one that is another layer's buffer.'''
     def __init__(self):
@@ -122,11 +131,12 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.body(self.words(ids))))
 ";
 
-const CASES: [(&str, &str); 7] = [
+const CASES: [(&str, &str); 8] = [
     ("ZeroHead", "4x6:int64:0..50"),
     ("Normed", "4x8"),
     ("Waves", "4x8"),
     ("Scaled", "4x8:int64:0..9"),
+    ("Written", "4x8"),
     ("Tied", "2x6:int64:0..30"),
     ("Sparse", "2x6:int64:0..30"),
     ("Lengths", "3x6:int64:5..40 3:int64:2..7"),

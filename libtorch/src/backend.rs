@@ -90,7 +90,7 @@ impl Backend for TorchBackend {
     }
 
     fn share(&self, value: &Tensor) -> Tensor {
-        value.detach()
+        value.detach().set_requires_grad(value.requires_grad())
     }
 
     fn add(&self, left: Tensor, right: Tensor) -> Result<Tensor, BackendError> {

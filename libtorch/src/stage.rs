@@ -10,7 +10,6 @@ use tch::{CModule, Device, IValue, Tensor};
 
 use crate::{
     error::TorchError,
-    kinds::carries_gradient,
     seeded::{Grad, Roots},
 };
 
@@ -59,7 +58,7 @@ impl TorchStage {
         Ok(Self { module, device, parameters, gradients, kept: HashMap::new(), grad: Grad::new()? })
     }
 
-    /// Runs the forward pass; returns the outputs, still attached to their graph.
+    /// Runs the forward pass; returns the outputs, still attached to their graph. Inputs that require a gradient get one.
     pub(super) fn forward(
         &mut self,
         micro_batch: u32,
@@ -68,8 +67,12 @@ impl TorchStage {
         let mut leaves = Vec::new();
         for input in inputs {
             let leaf = input.f_detach()?.f_to_device(self.device)?;
-            let differentiable = carries_gradient(leaf.kind());
-            leaves.push(leaf.f_set_requires_grad(differentiable)?);
+            // What another stage made is cloned by a stage that writes to it. A model may write to its own inputs, which
+            // are the caller's: it gets a copy, and no leaf, which may not be written to.
+            leaves.push(match input.requires_grad() {
+                true => leaf.f_set_requires_grad(true)?,
+                false => leaf.f_to_dtype(leaf.kind(), false, true)?,
+            });
         }
         let arguments: Vec<_> = leaves.iter().map(|leaf| IValue::Tensor(leaf.shallow_clone())).collect();
         let mut outputs = Vec::new();
