@@ -20,6 +20,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import keyword
 import os
 import sys
 import tempfile
@@ -806,6 +807,23 @@ class Context:
         pass
 
     save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = ignored
+
+
+def refuse_names_that_torch_cannot_read(model):
+    """Refuses names that torch writes into an archive as code and cannot read again: `torch.jit.load` takes all others."""
+    python_alone = {"async", "await", "except", "finally", "from", "lambda", "nonlocal", "try", "yield"}
+    words = {*keyword.kwlist, "NoneType", "torch"} - python_alone
+    paths = [path for path, _ in model.named_modules()]
+    paths += [path for path, _ in model.named_parameters(remove_duplicate=False)]
+    paths += [path for path, _ in model.named_buffers(remove_duplicate=False)]
+    for path in paths:
+        name = path.rpartition(".")[2]
+        is_plain = name.isascii() and name.isprintable() and not set(name) & {'"', "\\"}
+        if name in words or not is_plain:
+            raise Refused(
+                f"torch could not load the archive: it writes the name of {path!r} as code, in which {name!r} is no name; "
+                "give it another, before the model is traced"
+            )
 
 
 def refuse_functions_of_python(traced):

@@ -80,6 +80,7 @@ def write_archive(
     """
     import torch
 
+    refuse_names_that_torch_cannot_read(model)
     device = next((value.device for value in call.values), torch.device("cpu"))
     ranges = [None if spec.get("is_fixed") else drawn_range(spec, model) for spec in specs]
     if call.constants:

@@ -715,6 +715,20 @@ fn what_ends_torchs_tracer_is_refused_in_one_line() {
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 
+/// torch writes names into archives as code, and escapes only some.
+#[test]
+fn names_that_torch_could_not_read_again_are_refused() {
+    let Some(python) = python() else { return };
+    let target = format!("{FIXED}:Named");
+    for name in ["torch", "größe"] {
+        let said = refuse(&python, &[&target, "--input=4x8", &format!("--arg=name={name}")]);
+        let start = "error: torch could not load the archive: it writes the name of 'layers.";
+        assert!(said.starts_with(start) && said.contains(&format!("in which '{name}' is no name")), "{said}");
+    }
+    let (_, _, said) = trace_aloud(&python, &[&target, "--input=4x8", "--arg=name=lambda-x"]);
+    assert_eq!(said, "");
+}
+
 /// What `torch.vmap` maps is traced row by row, and the archive is compared with the model, which does map it.
 #[test]
 fn what_is_mapped_is_written_out() {
