@@ -341,6 +341,13 @@ fn layers_are_shared_unasked_where_the_state_fits_no_single_device() {
     assert!(planned(roomy, &[])["shared"].is_null());
     let unasked = planned(tight, &[]);
     assert_eq!(unasked["shared"]["degree"], 4, "{unasked}");
+    for one in unasked["shared"]["tried"].as_array().expect("what was tried") {
+        assert_eq!(
+            one["micro_batches"].is_null(),
+            one["seconds_each"].is_null(),
+            "a time is of a step: {one}"
+        );
+    }
     assert_eq!(unasked["step_seconds"], planned(tight, &["--tensor-parallel", "auto"])["step_seconds"]);
     let alone = planned(tight, &["--tensor-parallel", "none"]);
     assert!(alone["shared"].is_null() && alone["step_seconds"].as_f64() > unasked["step_seconds"].as_f64());
@@ -449,6 +456,19 @@ fn a_checked_plan_of_shared_layers_takes_what_was_planned() {
     assert_ne!(part, plan);
     write(&folder, "plan.yaml", &part);
     fails(&check, 2, &["stage 0: its devices are not whole groups of 4", "groups are node0:0 node0:1"]);
+}
+
+/// Plans are compared over steps of one size, whoever shares layers.
+#[test]
+fn groups_of_devices_take_steps_as_large_as_single_devices() {
+    let counts = |degree: &str| {
+        let asked = ["plan", GPT2, "--devices", "4xh100", "--strategy", "gpipe", "--tensor-parallel", degree];
+        let answer = json(&asked);
+        let tried = answer["micro_batches_tried"].as_array().expect("what was tried").clone();
+        tried.iter().map(|one| one["micro_batches"].as_u64().expect("a number")).collect::<Vec<u64>>()
+    };
+    assert_eq!(counts("none"), [4, 8, 16, 32]);
+    assert_eq!(counts("2"), [4, 8, 16, 32]);
 }
 
 #[test]
