@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 import re
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from train_parts.host_trace import HostTrace
 from train_parts.layout import TWO_WAY, copies_in, read_csv, refuse, replicas_of
 from train_parts.offload import FLOOR, MODES
 from train_parts.priority import SLICE
-from train_parts.stages import HERE, form_of
+from train_parts.stages import HERE, form_of, note
 from train_parts.without_flush import WITHOUT_FLUSH, refuse_without_flush, updates_of
 
 
@@ -89,8 +88,7 @@ def settle(arguments, manifest):
     default = "schedule.csv" if (HERE / "schedule.csv").is_file() else plan.get("schedule") or "1F1B"
     if default in WITHOUT_FLUSH.values() and arguments.schedule is None:
         if arguments.check or arguments.single:
-            if os.environ.get("RANK", "0") == "0":
-                print(f"note: the plan is for {default}, whose steps have no equivalent in one process: running the steps of 1F1B", file=sys.stderr)
+            note(f"the plan is for {default}, whose steps have no equivalent in one process: running the steps of 1F1B")
             default = "1F1B"
         else:
             arguments.vertical_sync = arguments.vertical_sync or plan.get("vertical_sync", False)

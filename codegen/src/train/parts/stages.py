@@ -47,7 +47,7 @@ def read_manifest(arguments):
     return manifest
 
 
-NOTED = "TRAIN_NOTED"  # the changed files that were told, in the environment: a launcher's ranks need not tell them again
+NOTED = "TRAIN_NOTED"  # what was told, in the environment: a launcher's ranks need not tell it again
 CHANGED = ": emit the stages again, or accept it with --allow-changes"
 
 
@@ -62,9 +62,14 @@ def compare(name, digests, allow_changes, is_read):
     text = f"{path} was changed after it was written"
     if not allow_changes:
         sys.exit(text + CHANGED)
+    note(text)
+
+
+def note(text):
+    """Tells something that is the same for all ranks, once."""
     noted = os.environ.get(NOTED, "").splitlines()
-    if os.environ.get("RANK", "0") == "0" and name not in noted:
-        os.environ[NOTED] = "\n".join([*noted, name])
+    if os.environ.get("RANK", "0") == "0" and text not in noted:
+        os.environ[NOTED] = "\n".join([*noted, text])
         print(f"note: {text}", file=sys.stderr, flush=True)
 
 

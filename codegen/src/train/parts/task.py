@@ -2,14 +2,13 @@
 
 import difflib
 import fnmatch
-import os
 import sys
 from pathlib import Path
 
 import torch
 
 from train_parts.layout import replicas_of
-from train_parts.stages import load_module
+from train_parts.stages import load_module, note
 
 
 # Names that a task file may define.
@@ -62,13 +61,13 @@ class Task:
         if self.clip is not None and not (isinstance(self.clip, (int, float)) and self.clip > 0):
             sys.exit(f"`clip`, the largest norm of gradients, must be a number above 0, not {self.clip!r}")
         made_up = [text for text, names in MADE_UP.items() if self.file and not has & names]
-        if made_up and os.environ.get("RANK", "0") == "0":
-            print(f"note: {' and '.join(made_up)}", file=sys.stderr, flush=True)
+        if made_up:
+            note(" and ".join(made_up))
         known = set(TASK_NAMES)
         for name, value in vars(self.file or object()).items() if self.file else ():
             if name not in known and getattr(value, "__module__", None) == "task" and callable(value):
                 if near := difflib.get_close_matches(name, TASK_NAMES, 1, 0.8):
-                    print(f"note: `{name}` of the task is not called; did you mean `{near[0]}`?", file=sys.stderr, flush=True)
+                    note(f"`{name}` of the task is not called; did you mean `{near[0]}`?")
 
     def synthetic(self, step, samples, replica, replicas):
         generator = torch.Generator().manual_seed(self.seed + step + replica * 1_000_003)
