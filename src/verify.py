@@ -400,9 +400,9 @@ class Stages:
         known = {f"input:{about['name']}": value for about, value in zip(self.manifest["inputs"], inputs)}
         outputs = []
         for module, about in zip(self.modules, self.manifest["stages"]):
+            taken = [(port["from"], known[port["from"]]) for port in about["inputs"]]
             # Each process that runs a stage has inputs of the model for itself, and may write to them.
-            own = {f"input:{port['name']}": known[f"input:{port['name']}"].clone() for port in self.manifest["inputs"]}
-            outputs = flat(module(*[(known | own)[port["from"]] for port in about["inputs"]]))
+            outputs = flat(module(*[value.clone() if place.startswith("input:") else value for place, value in taken]))
             if len(outputs) != len(about["outputs"]):
                 raise Refused(f"stage {about['stage']} gave {len(outputs)} outputs instead of {len(about['outputs'])}")
             for port, value in zip(about["outputs"], outputs):

@@ -24,18 +24,14 @@ pub fn own_buffers(program: &Program) -> Option<String> {
     let (mut statistics, mut others) = (Vec::new(), Vec::new());
     for (index, tensor) in program.tensors.iter().enumerate() {
         let leaf = Operand::Tensor(tracer::TensorId(index as u32));
-        if tensor.role == Role::Buffer && written.contains(&classes.of(&leaf)) {
-            let is_norm = ["running_mean", "running_var"].iter().any(|name| tensor.path.ends_with(name));
-            let is_count = tensor.path.ends_with("num_batches_tracked");
-            if is_norm {
-                &mut statistics
-            } else if is_count {
-                continue;
-            } else {
-                &mut others
-            }
-            .push(&tensor.path);
+        let is_written = tensor.role == Role::Buffer && written.contains(&classes.of(&leaf));
+        // Each replica counts as many batches as the others.
+        if !is_written || tensor.path.ends_with("num_batches_tracked") {
+            continue;
         }
+        let is_norm = ["running_mean", "running_var"].iter().any(|name| tensor.path.ends_with(name));
+        let alike = if is_norm { &mut statistics } else { &mut others };
+        alike.push(&tensor.path);
     }
     let named = |paths: &[&String]| match paths {
         [only] => format!("`{only}`"),

@@ -69,9 +69,10 @@ impl TorchStage {
             let leaf = input.f_detach()?.f_to_device(self.device)?;
             // What another stage made is cloned by a stage that writes to it. A model may write to its own inputs, which
             // are the caller's: it gets a copy, and no leaf, which may not be written to.
-            leaves.push(match input.requires_grad() {
-                true => leaf.f_set_requires_grad(true)?,
-                false => leaf.f_to_dtype(leaf.kind(), false, true)?,
+            leaves.push(if input.requires_grad() {
+                leaf.f_set_requires_grad(true)?
+            } else {
+                leaf.f_to_dtype(leaf.kind(), false, true)?
             });
         }
         let arguments: Vec<_> = leaves.iter().map(|leaf| IValue::Tensor(leaf.shallow_clone())).collect();
