@@ -21,6 +21,7 @@ mod dead_ends;
 mod eliminate;
 mod lagrange;
 mod mcmc;
+mod order;
 mod repeated;
 
 mod layers;

@@ -2,7 +2,7 @@
 //!
 //! Eliminating an operator replaces the tables that contain it by one over its neighbours, with its least cost for each
 //! of their strategies (bucket elimination: Dechter 1999). OptCNN's node and edge eliminations (Jia et al. 2018) are
-//! the cases of one and two neighbours. The operator whose new table is smallest goes first. Time and memory are those
+//! the cases of one and two neighbours. `order` tells which operator goes first. Time and memory are those
 //! of the largest table: strategies, without dead ends (`dead_ends`), to the power of the graph's width (chain 1,
 //! Inception 2, a layer of a transformer 3).
 //!
@@ -10,9 +10,9 @@
 //! (mini-buckets), each as if it could choose independently. That gives a lower bound, and the strategies found are
 //! costed exactly. After as many costs as take some seconds, as where layers take all before them, the limit is lower.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
-use super::{Choices, Cost, Matrix, choices::Edge, dead_ends::Alive};
+use super::{Choices, Cost, Matrix, choices::Edge, dead_ends::Alive, order::order};
 
 /// The most cells of a table: 128 MiB.
 const MAX_CELLS: usize = 1 << 24;
@@ -104,10 +104,10 @@ impl Table {
             .map(|node| old[self.scope.iter().position(|other| other == node).expect("the same operators")])
             .collect();
         let mut cells = Vec::with_capacity(self.cells().len());
-        let mut at = vec![0; scope.len()];
+        let mut walk = Walk::new(&scope, sizes, vec![steps]);
         loop {
-            cells.push(self.cells()[dot(&at, &steps)]);
-            if !next(&mut at, &scope, sizes) {
+            cells.push(self.cells()[walk.starts[0]]);
+            if !walk.advance() {
                 break;
             }
         }
@@ -151,17 +151,8 @@ impl Elimination {
         for (a, b, matrix) in edges {
             add(&mut tables, &mut naming, Table { scope: vec![*a, *b], cells: Cells::Edge(matrix.clone()) });
         }
-        let cells_of = |node: usize, tables: &[Option<Table>], naming: &[Vec<usize>], sizes: &[usize]| {
-            let scope = around(node, naming[node].iter().filter_map(|&index| tables[index].as_ref()));
-            (scope.iter().fold(1_usize, |cells, &other| cells.saturating_mul(sizes[other])), scope)
-        };
-        let mut cells: Vec<usize> =
-            (0..this.sizes.len()).map(|node| cells_of(node, &tables, &naming, &this.sizes).0).collect();
-        let mut queue: BTreeSet<(usize, usize)> =
-            (0..cells.len()).filter(|node| !keep.contains(node)).map(|node| (cells[node], node)).collect();
         let mut costs = 0_usize;
-        while let Some((_, node)) = queue.pop_first() {
-            let (_, neighbours) = cells_of(node, &tables, &naming, &this.sizes);
+        for node in order(&this.sizes, edges, keep) {
             let mut named: Vec<Table> =
                 naming[node].drain(..).filter_map(|index| tables[index].take()).collect();
             if named.is_empty() {
@@ -186,13 +177,6 @@ impl Elimination {
                 }
             }
             this.eliminated.push((node, known.unwrap_or(Chosen::Among(named))));
-            for other in neighbours {
-                let (now, _) = cells_of(other, &tables, &naming, &this.sizes);
-                if queue.remove(&(cells[other], other)) {
-                    queue.insert((now, other));
-                }
-                cells[other] = now;
-            }
         }
         this.kept = tables.into_iter().flatten().collect();
         this
@@ -244,28 +228,30 @@ impl Elimination {
             };
             (scope.iter().map(|&node| step(node)).collect::<Vec<_>>(), step(node))
         };
-        let row_steps: Vec<_> = rows.iter().map(&steps).collect();
-        let other_steps: Vec<_> = others.iter().map(|table| steps(table)).collect();
+        let tables = rows.iter().chain(others.iter().copied());
+        let (outer_steps, own_steps): (Vec<Vec<usize>>, Vec<usize>) = tables.map(steps).unzip();
+        let mut walk = Walk::new(&scope, sizes, outer_steps);
         let width = sizes[last];
         let outer: usize = scope.iter().map(|&node| sizes[node]).product();
         let mut cells = vec![f64::INFINITY; outer * width];
         let mut picks = vec![0; if keeps_picks { outer * width } else { 0 }];
         let mut sum = vec![0.0; width];
-        let mut at = vec![0; scope.len()];
         let mut rows_of_picks = picks.chunks_exact_mut(width);
         // As wide as the costs, so that both are compared in one go.
         let mut picked = vec![0_u64; width];
         for out in cells.chunks_exact_mut(width) {
             picked.fill(0);
             for (pick, price) in prices.iter().enumerate() {
-                let base = others.iter().zip(&other_steps).fold(*price, |base, (table, (outer, step))| {
-                    base + table.cells()[dot(&at, outer) + pick * step]
-                });
+                let place = |at: usize| walk.starts[at] + pick * own_steps[at];
+                let base = others
+                    .iter()
+                    .enumerate()
+                    .fold(*price, |base, (at, table)| base + table.cells()[place(rows.len() + at)]);
                 if base == f64::INFINITY {
                     continue;
                 }
-                let mut rows = rows.iter().zip(&row_steps).map(|(table, (outer, step))| {
-                    let start = dot(&at, outer) + pick * step;
+                let mut rows = rows.iter().enumerate().map(|(at, table)| {
+                    let start = place(at);
                     &table.cells()[start..start + width]
                 });
                 let first = rows.next().expect("a table names the longest axis");
@@ -289,7 +275,7 @@ impl Elimination {
             for (kept, pick) in rows_of_picks.next().unwrap_or_default().iter_mut().zip(&picked) {
                 *kept = *pick as u8;
             }
-            next(&mut at, &scope, sizes);
+            walk.advance();
         }
         scope.push(last);
         (Table { scope, cells: Cells::Own(Arc::new(cells)) }, keeps_picks.then_some(picks))
@@ -357,18 +343,42 @@ fn least(prices: &[f64]) -> f64 {
     prices.iter().copied().fold(f64::INFINITY, f64::min)
 }
 
-fn dot(at: &[usize], steps: &[usize]) -> usize {
-    at.iter().zip(steps).map(|(at, step)| at * step).sum()
+/// All choices of some operators, one after the other, and where each table's cells of a choice are.
+struct Walk {
+    sizes: Vec<usize>,
+    at: Vec<usize>,
+    /// Of each table, the stride of each operator.
+    steps: Vec<Vec<usize>>,
+    starts: Vec<usize>,
 }
 
-/// Advances to the next choice; returns whether there was one.
-fn next(at: &mut [usize], scope: &[usize], sizes: &[usize]) -> bool {
-    for (axis, node) in scope.iter().enumerate().rev() {
-        at[axis] += 1;
-        if at[axis] < sizes[*node] {
-            return true;
+impl Walk {
+    fn new(scope: &[usize], sizes: &[usize], steps: Vec<Vec<usize>>) -> Self {
+        Self {
+            sizes: scope.iter().map(|node| sizes[*node]).collect(),
+            at: vec![0; scope.len()],
+            starts: vec![0; steps.len()],
+            steps,
         }
-        at[axis] = 0;
     }
-    false
+
+    /// Advances to the next choice; returns whether there was one.
+    fn advance(&mut self) -> bool {
+        for axis in (0..self.at.len()).rev() {
+            let is_last = self.at[axis] + 1 == self.sizes[axis];
+            for (start, steps) in self.starts.iter_mut().zip(&self.steps) {
+                if is_last {
+                    *start -= steps[axis] * self.at[axis];
+                } else {
+                    *start += steps[axis];
+                }
+            }
+            if !is_last {
+                self.at[axis] += 1;
+                return true;
+            }
+            self.at[axis] = 0;
+        }
+        false
+    }
 }
