@@ -194,7 +194,8 @@ pub enum MicroBatches {
     /// So many that the ends of a step matter little.
     #[default]
     Enough,
-    /// This number, or a few more where a schedule takes them in rounds or replicas share them.
+    /// This number, or a few more where a schedule takes them in rounds or replicas share them, or fewer where that would be
+    /// more than a step may have.
     About(u32),
     /// This number: plans that cannot share it evenly are not allowed.
     Exactly(u32),

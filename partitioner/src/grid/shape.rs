@@ -51,7 +51,8 @@ impl Grid {
         if self.chunks == 1 { (self.ranks, self.replicas) } else { (0, 0) }
     }
 
-    /// Returns the micro-batches of each replica.
+    /// Returns the micro-batches of each replica: no more than a step may have, unless each has one or the schedule takes no
+    /// fewer.
     ///
     /// # Errors
     /// When an exact number was asked for that replicas cannot share evenly or the schedule does not take.
@@ -62,11 +63,17 @@ impl Grid {
             let replicas = self.replicas;
             return Err(format!("{wanted} micro-batches cannot be shared evenly by {replicas} replicas"));
         }
+        let most = problem.training.most_micro_batches as usize / self.replicas;
         let each = wanted.div_ceil(self.replicas).max(1);
-        match self.schedule.check(self.shape(each)) {
+        let each = if is_exact { each } else { each.min(most.max(1)) };
+        let is_taken = |each: usize| self.schedule.check(self.shape(each));
+        match is_taken(each) {
             Ok(()) => Ok(each),
-            // Some schedules take micro-batches in rounds: add a few to complete one.
-            Err(OrderError::MicroBatches { smallest: Some(next), .. }) if !is_exact => Ok(next as usize),
+            // Some schedules take micro-batches in rounds: add a few to complete one, or leave some where a step may have no more.
+            Err(OrderError::MicroBatches { smallest: Some(next), .. }) if !is_exact => {
+                let fewer = (1..each).rev().find(|&fewer| next as usize > most && is_taken(fewer).is_ok());
+                Ok(fewer.unwrap_or(next as usize))
+            }
             Err(error) => Err(error.to_string()),
         }
     }
@@ -188,4 +195,29 @@ pub(crate) fn counts(least: usize, most: usize) -> Vec<usize> {
         return (least.min(most)..=most).rev().collect();
     }
     std::iter::successors(Some(most), |&count| Some(count / 2)).take_while(|&count| count >= least).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oracle::random_problems::{Dice, problem};
+
+    /// A step whose size the planner chooses has no more micro-batches than it may have, whatever replicas and rounds share.
+    #[test]
+    fn a_step_has_no_more_micro_batches_than_it_may() {
+        let mut problem = problem(&mut Dice(7), 4, 4, true, true);
+        let mut check =
+            |schedule: Schedule, [ranks, chunks, replicas]: [usize; 3], [wanted, most]: [u32; 2], each| {
+                problem.training.micro_batches = MicroBatches::About(wanted);
+                problem.training.most_micro_batches = most;
+                let grid = Grid { schedule, ranks, chunks, replicas, replicas_together: true };
+                assert_eq!(grid.micro_batches(&problem), Ok(each), "{grid:?}, {wanted} of {most}");
+            };
+        check(Schedule::OneForwardOneBackward, [1, 1, 3], [16, 16], 5);
+        check(Schedule::OneForwardOneBackward, [1, 1, 3], [16, 17], 5);
+        check(Schedule::OneForwardOneBackward, [1, 1, 3], [16, 18], 6);
+        check(Schedule::OneForwardOneBackward, [1, 1, 32], [16, 16], 1);
+        check(Schedule::Interleaved1F1B, [3, 2, 1], [16, 16], 15);
+        check(Schedule::Interleaved1F1B, [3, 2, 1], [16, 18], 18);
+    }
 }

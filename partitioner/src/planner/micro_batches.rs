@@ -80,7 +80,8 @@ pub(crate) fn plan_batches(
         None => strategy.is_some_and(|strategy| !strategy.row().is_serial),
     };
     if is_worth_it {
-        let half = problem.training.all_devices(&problem.machine) / 2;
+        let half =
+            (problem.training.all_devices(&problem.machine) / 2).min(problem.training.most_micro_batches);
         let fewer = std::iter::successors(Some(half), |count| Some(count / 2));
         for count in fewer.take_while(|&count| count > 0) {
             let mut fewer = problem.clone();

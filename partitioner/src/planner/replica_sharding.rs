@@ -5,7 +5,7 @@
 //! (hybrid sharding). Each level sends what the one before sends, and more: once every device could hold the whole model at one
 //! level, higher levels are not searched. Cost: that of the strategies' own searches, once a level.
 
-use schema::ShardingLevel;
+use schema::{MicroBatchesTried, ShardingLevel};
 
 use crate::{
     MicroBatches, PlanError, Problem, Solution, Strategy,
@@ -90,8 +90,11 @@ fn in_place_of(beaten: Option<Tried>, mut best: Solution) -> Tried {
     best.bound_by(second.lower_bound_each());
     failed.retain(|(strategy, _)| Some(*strategy) != best.made_by.strategy());
     let seconds = best.seconds_each();
-    let is_own = |count: u32| count == best.micro_batches;
-    tried.iter_mut().filter(|one| is_own(one.micro_batches)).for_each(|one| one.seconds_each = seconds);
+    if !tried.is_empty() {
+        tried.retain(|one| one.micro_batches != best.micro_batches);
+        tried.push(MicroBatchesTried { micro_batches: best.micro_batches, seconds_each: seconds });
+        tried.sort_by_key(|one| one.micro_batches);
+    }
     others.insert(0, second);
     ((best, others, failed), tried)
 }

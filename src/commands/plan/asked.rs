@@ -409,7 +409,8 @@ impl Asked {
             let is_free =
                 request.micro_batches.is_none() && request.batch.is_none() && request.inference.is_none();
             let wanted = 8 * problem.machine.devices.len() as u64;
-            let limit = size.limit().filter(|(most, _)| is_free && u64::from(*most) < wanted);
+            let holds = |most: u32| u64::from(most) < wanted && solution.micro_batches <= most;
+            let limit = size.limit().filter(|(most, _)| is_free && holds(*most));
             answer.step_limit = limit.map(|(_, why)| why);
         }
         let is_called = is_bound_by_host(answer.times.as_ref());
