@@ -202,3 +202,34 @@ fn products_are_made_one_after_the_other() {
     check(chain, &["float32 3x2"]);
     check_costs(chain, 1, (200, 128, 256));
 }
+
+/// The layer of an encoder that eval mode runs as one kernel: attention, and the products behind it.
+#[test]
+fn a_fused_layer_counts_its_feed_forward_network() {
+    let sizes: &[(&str, &[u64])] = &[
+        ("x", &[2, 8, 16]),
+        ("wi", &[48, 16]),
+        ("bi", &[48]),
+        ("wo", &[16, 16]),
+        ("b", &[16]),
+        ("up", &[32, 16]),
+        ("bu", &[32]),
+        ("down", &[16, 32]),
+    ];
+    let inputs = sizes.iter().map(|(name, sizes)| {
+        let list = sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        format!("%{name} : Float({list}, requires_grad=0, device=cpu)")
+    });
+    let text = format!(
+        "graph({}):\n  %none : NoneType = prim::Constant()\n  %no : bool = prim::Constant[value=0]()\n  \
+         %16 : int = prim::Constant[value=16]()\n  %2 : int = prim::Constant[value=2]()\n  \
+         %eps : float = prim::Constant[value=1.0e-05]()\n  \
+         %y : Tensor = aten::_transformer_encoder_layer_fwd(%x, %16, %2, %wi, %bi, %wo, %b, %no, %no, %eps, \
+         %b, %b, %b, %b, %up, %bu, %down, %b, %none, %none)\n  return (%y)\n",
+        inputs.collect::<Vec<_>>().join(",\n      "),
+    );
+    let program = tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let total = graph::costs(&graph::build(&program, &BuildOptions::default()).expect("a graph")).total();
+    // Projections 4 × 8,192, scores and what is read by them 8,192, the network 2 × 16,384.
+    assert_eq!((total.forward_flops, total.fused_flops), (73_728, 73_728));
+}

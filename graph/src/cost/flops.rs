@@ -219,7 +219,14 @@ fn transformer_layer(call: &Call<'_>) -> Option<OperatorCost> {
     let [batch, length, width] = query.as_slice() else { return None };
     let projection = product_flops([*batch, *length, *width, *width]);
     let attention = attention_size([*batch, *length, *length, *width, *width]);
-    let forward_flops = times([4, projection]).saturating_add(attention.flops().0);
+    // A whole layer of an encoder has two more products; attention alone has no such operands.
+    let mlp =
+        ["ffn_weight_1", "ffn_weight_2"].map(|name| match call.tensor(name).ok()?.sizes()?.as_slice() {
+            [outputs, inputs] => Some(product_flops([*batch, *length, *inputs, *outputs])),
+            _ => None,
+        });
+    let mlp = mlp.into_iter().flatten().fold(0, u64::saturating_add);
+    let forward_flops = times([4, projection]).saturating_add(attention.flops().0).saturating_add(mlp);
     Some(OperatorCost { forward_flops, fused_flops: forward_flops, ..OperatorCost::default() })
 }
 
