@@ -541,6 +541,27 @@ fn experts_and_samples_lie_on_different_devices() {
     }
 }
 
+/// Shares of experts that are sent are counted by their own bytes, not by those of the positions that tell where they go.
+#[test]
+fn what_is_sent_to_experts_is_counted_by_its_own_size() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let (folder, model, config) = (path("out"), path("glm.pt"), path("config.json"));
+    let text = r#"{"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "vocab_size": 256, "hidden_size": 64,
+        "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "max_position_embeddings": 128, "moe_intermediate_size": 96, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}"#;
+    fs::write(&config, text).unwrap();
+    let (is_traced, said) =
+        command(&["trace", "--hf", &config, "--input", "input_ids=1x128:int64:0..256", "-o", &model]);
+    assert!(is_traced, "{said}");
+    let (is_split, said) =
+        command(&["split", &model, "--devices", "2xcpu", "--expert-parallel", "2", "-o", &folder]);
+    assert!(is_split, "{said}");
+    let (is_same, said) = command(&["verify", &folder, "--steps", "1"]);
+    assert!(is_same && said.contains("forward, all-to-all 3 times") && !said.contains("PLANNED"), "{said}");
+}
+
 /// A decoder with grouped heads that returns its loss, of which some targets do not count.
 const WITH_LOSS: &str = r#"
 import torch

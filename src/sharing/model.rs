@@ -676,8 +676,9 @@ impl SharedModel {
                 let facts = values.iter().flat_map(|value| graph.value(*value).fact.tensors());
                 facts.filter_map(|tensor| tensor.bytes()).max().unwrap_or(0)
             };
+            // One value is exchanged, the first; positions and ends of experts, which follow it, say where rows go.
             let read: u64 = operator.tensors.iter().map(|id| graph.tensor(*id).bytes).max().unwrap_or(0);
-            let inputs = bytes(&operator.inputs).max(read);
+            let inputs = bytes(operator.inputs.get(..1).unwrap_or_default()).max(read);
             // One end is the whole value, except for an exchange of one dimension for another, which has parts at both
             // ends.
             let whole = match exchange {
