@@ -108,6 +108,13 @@ impl GridSpace {
         ranks.into_iter().filter(|ranks| (1..=n_parts).contains(ranks)).map(grid).collect()
     }
 
+    /// Returns pipelines of one stage on each rank, without replicas and with them.
+    pub(crate) fn pipelines(&self, schedule: Schedule) -> Vec<Grid> {
+        let mut grids = self.straight(schedule, 1);
+        grids.extend(self.replicated(schedule, 1));
+        grids
+    }
+
     /// Returns pipelines whose stages have two replicas or more: all shapes on few devices, else those that leave few devices idle.
     pub(crate) fn replicated(&self, schedule: Schedule, chunks: usize) -> Vec<Grid> {
         let most = (self.n_devices / 2).min(self.n_blocks / chunks);

@@ -14,9 +14,10 @@ pub(crate) const ROW: Row = Row {
     aliases: &["zb-2p"],
     search: Search::Grids(grids),
     schedule: Some(Schedule::Zb2p),
+    has_replicas: true,
     ..Row::PLAIN
 };
 
 fn grids(space: &GridSpace) -> Result<Vec<Grid>, String> {
-    Ok(space.straight(Schedule::Zb2p, 1))
+    Ok(space.pipelines(Schedule::Zb2p))
 }

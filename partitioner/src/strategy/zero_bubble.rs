@@ -12,9 +12,10 @@ pub(crate) const ROW: Row = Row {
     aliases: &["zb", "zb-h1"],
     search: Search::Grids(grids),
     schedule: Some(Schedule::InterleavedZeroBubble),
+    has_replicas: true,
     ..Row::PLAIN
 };
 
 fn grids(space: &GridSpace) -> Result<Vec<Grid>, String> {
-    Ok(space.straight(Schedule::InterleavedZeroBubble, 1))
+    Ok(space.pipelines(Schedule::InterleavedZeroBubble))
 }
