@@ -9,8 +9,11 @@ use super::{
     lexer::{Fault, Parsed, any_space, fail, miss, must, name, need, number, spaces, string, symbol},
 };
 
-/// Open brackets, postfix operators and blocks around one another. Torch breaks lines long before.
+/// Open brackets, postfix operators and blocks around one another, and names of modules, of which `NAMES` count as one. Torch
+/// breaks lines long before.
 pub(crate) const MAX_DEPTH: usize = 64;
+/// Names of modules inside one another that count as one bracket.
+const NAMES: usize = 4;
 pub(crate) const TOO_DEEP: &str = "at most 64 nested brackets or blocks";
 
 /// `exprs = expr { "," expr } [ "," ] ;` More than one is a tuple.
@@ -49,11 +52,12 @@ pub(crate) fn expression(input: &str, depth: usize) -> Parsed<'_, Expr<'_>> {
         return fail(input, TOO_DEEP);
     }
     let (mut rest, mut expr) = atom(input, depth)?;
-    let mut height = depth;
+    let (mut height, mut names) = (depth, 0);
     loop {
         let (next, kind) = match rest.as_bytes().first() {
             Some(b'.') => {
                 let (next, attribute) = must("a name", name)(&rest[1..])?;
+                names += 1;
                 (next, ExprKind::Attribute(Box::new(expr), attribute))
             }
             Some(b'(') => {
@@ -63,7 +67,8 @@ pub(crate) fn expression(input: &str, depth: usize) -> Parsed<'_, Expr<'_>> {
             Some(b'[') => subscript(&rest[1..], expr, height + 1)?,
             _ => return Ok((rest, expr)),
         };
-        height += 1;
+        let is_name = matches!(kind, ExprKind::Attribute(..));
+        height += usize::from(!is_name || names % NAMES == 0);
         if height > MAX_DEPTH {
             return fail(rest, TOO_DEEP);
         }

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::{
     ast::{CallArgument, Definition, Expr, ExprKind, Parameter, Statement, StatementKind},
+    expression::expression,
     parse_body, parse_file,
 };
 use crate::Source;
@@ -314,5 +315,23 @@ proptest! {
         let body = parse_body(&source, function);
         let body = body.map_err(|error| TestCaseError::fail(format!("{error}\n{}", source.text)))?;
         prop_assert_eq!(body, &made, "{}", source.text);
+    }
+}
+
+/// Modules lie deeper inside one another than brackets ever do; a chain without an end is an error all the same.
+#[test]
+fn names_of_modules_may_be_long() {
+    let parse = |names: usize, brackets: usize| {
+        let (open, close) = ("(".repeat(brackets), ")".repeat(brackets));
+        let text = format!("{open}self{}{close}.forward(x, )", ".module".repeat(names));
+        let (rest, _) = expression(&text, 0).map_err(|error| error.to_string())?;
+        assert_eq!(rest, "");
+        Ok::<(), String>(())
+    };
+    assert_eq!(parse(101, 0), Ok(()));
+    assert_eq!(parse(101, 30), Ok(()));
+    for (names, brackets) in [(300, 0), (100_000, 0), (101, 60), (1, 70)] {
+        let said = parse(names, brackets).expect_err("too deep");
+        assert!(said.contains("at most 64 nested brackets"), "{said}");
     }
 }
