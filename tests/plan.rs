@@ -324,21 +324,24 @@ fn what_does_not_fit_one_device_says_so() {
     assert!(roomy.contains("After the last of them sums of gradients"), "{roomy}");
 }
 
-/// Where no device has room for parameters, gradients and the optimizer's state, layers on several devices are tried, too.
+/// Where no device has room for parameters, gradients and the optimizer's state, layers on several devices are tried, too, and where
+/// most of them would be idle.
 #[test]
 fn layers_are_shared_unasked_where_the_state_fits_no_single_device() {
     let (folder, model) = (folder(), "fixtures/traces/gpt2_tiny.pt");
-    let planned = |memory: u64, more: &[&str]| {
+    let planned_of = |count: &str, memory: u64, more: &[&str]| {
         // Slow devices, fast links: of one micro-batch only the work inside of layers can be divided.
         let text = format!(
             "kind: cluster\nversion: 1\ntypes:\n  slow: {{memory: {memory}, memory_bandwidth: 1.0e9, peak: {{float32: 1.0e8}}}}\n\
              devices: [{{type: slow, count: 4}}]\nlevels: [{{name: fast, bandwidth: 1.0e12, latency: 1.0e-9}}]\n"
         );
         let cluster = write(&folder, "slow.yaml", &text);
-        json(&[&["plan", model, "--cluster", &cluster, "--micro-batches", "1"], more].concat())
+        json(&[&["plan", model, "--cluster", &cluster, "--micro-batches", count], more].concat())
     };
+    let planned = |memory: u64, more: &[&str]| planned_of("1", memory, more);
     let (roomy, tight) = (1 << 30, 120_000);
-    assert!(planned(roomy, &[])["shared"].is_null());
+    assert!(planned_of("4", roomy, &[])["shared"].is_null());
+    assert_eq!(planned_of("1", roomy, &[])["shared"]["degree"], 4);
     let unasked = planned(tight, &[]);
     assert_eq!(unasked["shared"]["degree"], 4, "{unasked}");
     for one in unasked["shared"]["tried"].as_array().expect("what was tried") {

@@ -562,6 +562,48 @@ fn what_is_sent_to_experts_is_counted_by_its_own_size() {
     assert!(is_same && said.contains("forward, all-to-all 3 times") && !said.contains("PLANNED"), "{said}");
 }
 
+/// A recommender: a large table of which a step reads little, and small layers.
+const RECOMMENDER: &str = r#"
+import torch
+from torch import nn
+
+
+class Recommender(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.low = nn.Embedding(2000000, 128), nn.Sequential(nn.Linear(13, 128), nn.ReLU())
+        self.top = nn.Sequential(nn.Linear(128 * 27, 1024), nn.ReLU(), nn.Linear(1024, 1))
+
+    def forward(self, numbers, ids):
+        return self.top(torch.cat([self.low(numbers), self.table(ids).flatten(1)], 1))
+"#;
+
+/// Where sums of a large table's gradients, or one device's work, hold all others up, its rows or columns are shared unasked.
+#[test]
+fn a_large_table_is_shared_unasked() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let (model, source) = (path("recommender.pt"), path("recommender.py"));
+    fs::write(&source, RECOMMENDER).unwrap();
+    let inputs = ["--no-weights", "--input", "512x13", "--input", "512x26:int64:0..2000000"];
+    let class = format!("{source}:Recommender");
+    let trace = [&["trace", class.as_str()], &inputs[..], &["-o", &model]].concat();
+    let (is_traced, said) = command(&trace);
+    assert!(is_traced, "{said}");
+    let seconds = |more: &[&str]| {
+        let asked = ["plan", &model, "--devices", "4xt4", "--micro-batches", "12", "--format", "json"];
+        let (is_planned, said) = command(&[&asked[..], more].concat());
+        assert!(is_planned, "{said}");
+        let start = said.find('{').unwrap();
+        let mut answers = serde_json::Deserializer::from_str(&said[start..]).into_iter::<serde_json::Value>();
+        let answer = answers.next().unwrap().unwrap();
+        (answer["step_seconds"].as_f64().unwrap(), answer["shared"]["degree"].as_u64())
+    };
+    let (unasked, whole) = (seconds(&[]), seconds(&["--tensor-parallel", "none"]));
+    assert_eq!((unasked.1, whole.1), (Some(4), None));
+    assert!(unasked.0 < 0.75 * whole.0, "{unasked:?} {whole:?}");
+}
+
 /// A decoder with grouped heads that returns its loss, of which some targets do not count.
 const WITH_LOSS: &str = r#"
 import torch

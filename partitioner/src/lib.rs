@@ -79,7 +79,7 @@ pub use plan_file::{
 pub use planner::{
     any_cut::bound_of_any_cut,
     fits,
-    micro_batches::ENOUGH,
+    micro_batches::{ENOUGH, times_ideal},
     plan_auto,
     plan_model::{plan_model, plan_model_below},
     plan_near, plan_with,

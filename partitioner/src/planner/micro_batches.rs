@@ -155,7 +155,12 @@ fn is_held_back(problem: &Problem, plan: &Solution) -> bool {
 
 /// Tells whether a plan takes more than twice as long as all devices would if they shared the work evenly.
 pub(crate) fn is_far_from_ideal(problem: &Problem, plan: &Solution) -> bool {
-    plan.seconds_each() > 2.0 * problem.seconds() / problem.machine.total_speed()
+    times_ideal(problem, plan) > 2.0
+}
+
+/// Returns how many times as long a plan takes as all devices would if they shared the work evenly.
+pub fn times_ideal(problem: &Problem, plan: &Solution) -> f64 {
+    plan.seconds_each() * problem.machine.total_speed() / problem.seconds()
 }
 
 /// Adds the other strategies' plans to the best one, which stays first if its strategy was asked for.

@@ -180,6 +180,8 @@ pub(super) fn planned_best(
         ..SharedTried::default()
     };
     let mut tried = vec![with_plan(1, &first)];
+    // Numbers for which there is a plan, or none that is of use; for others the request leaves none.
+    let mut looked_at: Vec<u32> = Vec::new();
     let mut least = seconds_of(&first).unwrap_or(f64::INFINITY);
     let mut bound = bound_of(&first);
     let mut best = first;
@@ -192,6 +194,7 @@ pub(super) fn planned_best(
         if let Some(least) = at_least {
             bound = bound.min(least);
             tried.push(SharedTried { degree, by_expert, at_least, ..SharedTried::default() });
+            looked_at.push(degree);
             continue;
         }
         let is_limited = least < f64::INFINITY;
@@ -200,6 +203,9 @@ pub(super) fn planned_best(
         let unseen = by_work.filter(|_| is_limited && found.is_err());
         bound = bound.min(unseen.unwrap_or_else(|| bound_of(&found)));
         tried.push(SharedTried { by_expert, ..with_plan(degree, &found) });
+        if found.as_ref().err().is_none_or(Unplanned::is_no) {
+            looked_at.push(degree);
+        }
         least = least.min(seconds_of(&found).unwrap_or(f64::INFINITY));
         let is_taken = match (size(&found), size(&best)) {
             (Some(own), Some(other)) => is_better(own, other, least),
@@ -215,9 +221,9 @@ pub(super) fn planned_best(
         run_if_possible(&mut plan);
     }
     plan.best.bound_by(bound);
-    if !asked.is_shared() && request.tensor_parallel == Degree::IfNeeded && tried.len() > 1 {
-        let mut others: Vec<String> = tried[1..].iter().map(|one| one.degree.to_string()).collect();
-        others.dedup();
+    if !asked.is_shared() && request.tensor_parallel == Degree::IfNeeded && !looked_at.is_empty() {
+        looked_at.dedup();
+        let others: Vec<String> = looked_at.iter().map(u32::to_string).collect();
         failure::note(format!(
             "layers on {} devices each were looked at, too, and are no better",
             others.join(", ")

@@ -1,6 +1,6 @@
 //! The best plan of a model on a cluster, over sharing of layers or images and over micro-batch sizes.
 
-use partitioner::{Planned, Solution};
+use partitioner::{Planned, Problem, Solution, times_ideal};
 
 use super::{
     alone::{planned_alone, ranked},
@@ -20,7 +20,7 @@ const MOST_UNASKED: usize = 64;
 
 /// The most values that an operator may take for it: where layers take all before them, as DenseNet's do, it takes minutes.
 const MOST_INPUTS: usize = 12;
-/// A plan that saves memory is slow if it takes this many times its lower bound.
+/// A plan is slow if it takes this many times its lower bound, or the time of all devices for the work alone.
 const SLOW: f64 = 1.5;
 
 /// Finds the best plan of a model whose stages can be written; chooses the number of micro-batches if none is
@@ -107,10 +107,12 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     let mut shared = vec![layers];
     shared.extend(sharing::has_experts(&whole.graph).then_some(Way::Experts));
     // Where one device has room for all, sharing layers seldom pays, and a search for each number would take its time; unless
-    // memory makes the plan slow.
-    let is_slow = |best: &Solution| best.saves_memory() && best.seconds() > SLOW * best.lower_bound;
+    // memory, sums of gradients, or one part of the model make the plan slow.
+    let is_slow = |problem: &Problem, best: &Solution| {
+        best.seconds() > SLOW * best.lower_bound || times_ideal(problem, best) > SLOW
+    };
     if let (Ok((asked, solved)), Degree::IfNeeded) = (&found, request.tensor_parallel)
-        && (!asked.problem.fits_one_device() || is_slow(&solved.best))
+        && (!asked.problem.fits_one_device() || is_slow(&asked.problem, &solved.best))
     {
         let inputs = whole.graph.operators.iter().map(|operator| operator.inputs.len());
         let is_dense = asked.problem.fits_one_device() && inputs.max() > Some(MOST_INPUTS);
