@@ -17,22 +17,17 @@ type Added = (bool, usize, usize);
 
 /// Returns the operators but those to keep in the order of their elimination.
 pub(super) fn order(sizes: &[usize], edges: &[Edge], keep: &[usize]) -> Vec<usize> {
-    let mut graph = Joined { sizes, neighbours: vec![BTreeSet::new(); sizes.len()] };
-    for (a, b, _) in edges {
-        graph.neighbours[*a].insert(*b);
-        graph.neighbours[*b].insert(*a);
-    }
+    let mut graph = Joined::of(sizes, edges);
     let mut added: Vec<Added> = (0..sizes.len()).map(|node| graph.added(node)).collect();
     let mut queue: BTreeSet<(Added, usize)> =
         (0..sizes.len()).filter(|node| !keep.contains(node)).map(|node| (added[node], node)).collect();
     let mut order = Vec::with_capacity(queue.len());
     while let Some((_, node)) = queue.pop_first() {
         order.push(node);
-        let mut changed = graph.eliminate(node);
-        for other in changed.clone() {
-            let around = &graph.neighbours[other];
-            changed.extend(around.iter().filter(|_| around.len() <= MANY));
-        }
+        // What an operator adds depends on which of its neighbours are joined.
+        let joined = graph.eliminate(node);
+        let few = joined.iter().map(|other| &graph.neighbours[*other]).filter(|around| around.len() <= MANY);
+        let changed: BTreeSet<usize> = few.flatten().chain(&joined).copied().collect();
         for other in changed {
             if queue.remove(&(added[other], other)) {
                 added[other] = graph.added(other);
@@ -50,7 +45,16 @@ struct Joined<'a> {
     neighbours: Vec<BTreeSet<usize>>,
 }
 
-impl Joined<'_> {
+impl<'a> Joined<'a> {
+    fn of(sizes: &'a [usize], edges: &[Edge]) -> Self {
+        let mut neighbours = vec![BTreeSet::new(); sizes.len()];
+        for (a, b, _) in edges {
+            neighbours[*a].insert(*b);
+            neighbours[*b].insert(*a);
+        }
+        Self { sizes, neighbours }
+    }
+
     fn added(&self, node: usize) -> Added {
         let (own, sizes) = (&self.neighbours[node], self.sizes);
         let cells = own.iter().fold(1_usize, |cells, other| cells.saturating_mul(sizes[*other]));
@@ -72,5 +76,41 @@ impl Joined<'_> {
             own.remove(other);
         }
         around
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::inside::Matrix;
+
+    /// Layers in a row that all take the same two values: each table has the next layer and these two, however many layers there
+    /// are.
+    #[test]
+    fn values_that_each_layer_takes_go_last() {
+        const LAYERS: usize = 100;
+        let sizes = [vec![4; LAYERS], vec![14, 14]].concat();
+        let edge = |a: usize, b: usize| -> Edge {
+            let cells = vec![0.0; sizes[a] * sizes[b]];
+            (a, b, Arc::new(Matrix::new(sizes[a], sizes[b], cells)))
+        };
+        let mut edges: Vec<Edge> = (1..LAYERS).map(|layer| edge(layer - 1, layer)).collect();
+        edges.extend((0..LAYERS).map(|layer| edge(layer, LAYERS + layer % 2)));
+        let found = order(&sizes, &edges, &[]);
+        let mut each = found.clone();
+        each.sort_unstable();
+        assert_eq!(each, (0..sizes.len()).collect::<Vec<_>>());
+        let mut graph = Joined::of(&sizes, &edges);
+        let cells = |node: &usize| {
+            let (_, _, cells) = graph.added(*node);
+            graph.eliminate(*node);
+            cells
+        };
+        let most = found.iter().map(cells).max();
+        assert!(most <= Some(4 * 4 * 14 * 14), "{most:?} cells");
+        let kept = order(&sizes, &edges, &[0, LAYERS]);
+        assert!(kept.len() == LAYERS && !kept.contains(&0) && !kept.contains(&LAYERS), "{kept:?}");
     }
 }

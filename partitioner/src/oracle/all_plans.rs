@@ -283,18 +283,18 @@ fn keeps_pins(problem: &Problem, schedule: Schedule, parts: &[Vec<usize>], group
 
 #[test]
 fn strategies_say_the_truth_about_all_plans() {
-    all_plans(&mut Dice(41), 60, RecomputeUnit::Block, (0.98, 0.75), |_, _| true);
+    all_plans(&mut Dice(41), 60, RecomputeUnit::Block, [0.98, 0.75, 0.95], |_, _| true);
 }
 
 #[test]
 fn strategies_say_the_truth_where_stages_are_computed_again_whole() {
-    all_plans(&mut Dice(43), 60, RecomputeUnit::Stage, (0.95, 0.75), |_, _| true);
+    all_plans(&mut Dice(43), 60, RecomputeUnit::Stage, [0.95, 0.75, 0.95], |_, _| true);
 }
 
 /// Some blocks are always computed again, others never.
 #[test]
 fn strategies_say_the_truth_about_all_plans_that_keep_policies() {
-    all_plans(&mut Dice(45), 40, RecomputeUnit::Block, (0.97, 0.7), |problem, dice| {
+    all_plans(&mut Dice(45), 40, RecomputeUnit::Block, [0.97, 0.7, 0.94], |problem, dice| {
         problem.training.recompute = true;
         for block in &mut problem.blocks {
             block.recompute = match dice.below(4) {
@@ -310,7 +310,7 @@ fn strategies_say_the_truth_about_all_plans_that_keep_policies() {
 /// Pins blocks to stages and devices; what is pinned before what it needs is refused.
 #[test]
 fn strategies_say_the_truth_about_all_plans_that_keep_pins() {
-    all_plans(&mut Dice(44), 60, RecomputeUnit::Block, (0.95, 0.6), |problem, dice| {
+    all_plans(&mut Dice(44), 60, RecomputeUnit::Block, [0.95, 0.6, 0.95], |problem, dice| {
         for _ in 0..1 + dice.below(2) {
             let block = dice.below(problem.blocks.len() as u64) as usize;
             let n_devices = problem.machine.devices.len() as u64;
@@ -333,7 +333,7 @@ fn all_plans(
     dice: &mut Dice,
     n_cases: usize,
     unit: RecomputeUnit,
-    (share_equal, share_said): (f64, f64),
+    [share_equal, share_said, near]: [f64; 3],
     change: impl Fn(&mut Problem, &mut Dice) -> bool,
 ) {
     let mut faults = Vec::new();
@@ -444,7 +444,7 @@ fn all_plans(
     // A planner that promises nothing is never wrong: ask for a share of proven plans, and for bounds that are near.
     let (n, equal, said) = (f64::from(n_plans), f64::from(n_equal), f64::from(n_optimal));
     assert!(
-        equal > share_equal * n && said > share_said * n && bounds > 0.94 * n && n_none < 2 * n_plans,
+        equal > share_equal * n && said > share_said * n && bounds > near * n && n_none < 2 * n_plans,
         "of {n_plans} plans, {n_equal} are the fastest and {n_optimal} said so; bounds come to {}; {n_none} none",
         bounds / n
     );

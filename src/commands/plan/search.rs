@@ -18,7 +18,7 @@ use crate::{
 /// The most devices for which sharing of layers is searched unasked: each number of sharers takes as long as all else.
 const MOST_UNASKED: usize = 64;
 
-/// The most values that an operator may take for it: where layers take all before them, as DenseNet's do, it takes minutes.
+/// The most values that an operator may take for it: where layers take all before them, as DenseNet's do, it takes a minute.
 const MOST_INPUTS: usize = 12;
 /// A plan is slow if it takes this many times its lower bound, or the time of all devices for the work alone.
 const SLOW: f64 = 1.5;
