@@ -52,24 +52,27 @@ pub(crate) fn expression(input: &str, depth: usize) -> Parsed<'_, Expr<'_>> {
         return fail(input, TOO_DEEP);
     }
     let (mut rest, mut expr) = atom(input, depth)?;
-    let (mut height, mut names) = (depth, 0);
+    // Counted in names.
+    let mut height = depth * NAMES;
     loop {
-        let (next, kind) = match rest.as_bytes().first() {
+        let inside = height / NAMES + 1;
+        let (next, kind, more) = match rest.as_bytes().first() {
             Some(b'.') => {
                 let (next, attribute) = must("a name", name)(&rest[1..])?;
-                names += 1;
-                (next, ExprKind::Attribute(Box::new(expr), attribute))
+                (next, ExprKind::Attribute(Box::new(expr), attribute), 1)
             }
             Some(b'(') => {
-                let (next, arguments) = arguments(&rest[1..], height + 1)?;
-                (next, ExprKind::Call(Box::new(expr), arguments))
+                let (next, arguments) = arguments(&rest[1..], inside)?;
+                (next, ExprKind::Call(Box::new(expr), arguments), NAMES)
             }
-            Some(b'[') => subscript(&rest[1..], expr, height + 1)?,
+            Some(b'[') => {
+                let (next, kind) = subscript(&rest[1..], expr, inside)?;
+                (next, kind, NAMES)
+            }
             _ => return Ok((rest, expr)),
         };
-        let is_name = matches!(kind, ExprKind::Attribute(..));
-        height += usize::from(!is_name || names % NAMES == 0);
-        if height > MAX_DEPTH {
+        height += more;
+        if height / NAMES > MAX_DEPTH {
             return fail(rest, TOO_DEEP);
         }
         expr = Expr { kind, text: &input[..input.offset(next)] };
