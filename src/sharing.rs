@@ -19,7 +19,7 @@ use crate::failure::Failure;
 
 pub use experts::has_experts;
 pub use links::{grouped, links, smallest_node};
-pub use model::{OperatorSearch, SharedModel, Subject, Way, proved, proved_text};
+pub use model::{Around, OperatorSearch, SharedModel, Subject, Way, proved, proved_text};
 pub use operators::recorded;
 
 /// Chooses how devices of a cluster share a model.

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 # Learning rate of the steps; gradients of this many first steps are compared.
@@ -95,10 +96,12 @@ class Ranks:
             names["dist"] = Counting(names["dist"], self)
         return shard
 
-    def count(self, collective, sizes):
+    def count(self, collective, sizes, group=None):
+        """Counts what this rank sends, or of the whole value of a `group` its share."""
         if self.pass_ is not None:
+            share = Fraction(sizes, group.size() if group else 1)
             calls, bytes_ = self.counted.get((self.pass_, collective), (0, 0))
-            self.counted[self.pass_, collective] = calls + 1, bytes_ + sizes
+            self.counted[self.pass_, collective] = calls + 1, bytes_ + share
 
     def exchanges(self, manifest, is_double):
         """Returns the traffic of a step next to the manifest's, which is None if the manifest has none."""
@@ -117,10 +120,9 @@ class Ranks:
         rows = []
         for key in sorted({key for one in [*found, planned or {}] for key in one}, reverse=True):
             counts = [one.get(key, (0, 0)) for one in found]
-            # Each rank counts only what it sends.
-            join = sum if key[1] in ("point-to-point", "all-to-all") else max
             expected = planned.get(key, 0) if planned is not None else None
-            rows.append([*key, max(calls for calls, _ in counts), join(size for _, size in counts), expected])
+            total = sum(size for _, size in counts)
+            rows.append([*key, max(calls for calls, _ in counts), int(total) if total == int(total) else float(total), expected])
         return rows
 
     def replicated(self, tensors, worst):
@@ -150,7 +152,8 @@ class Ranks:
 
 
 class Counting:
-    """torch.distributed for stages, with all traffic counted in bytes of whole values."""
+    """torch.distributed for stages, with all traffic counted: messages where they are sent, else whole values, once for all
+    ranks of a group."""
 
     def __init__(self, dist, ranks):
         self.dist, self.ranks = dist, ranks
@@ -158,17 +161,17 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self.dist, name)
 
-    def all_reduce(self, tensor, *more, **options):
-        self.ranks.count("all-reduce", tensor.nbytes)
-        return self.dist.all_reduce(tensor, *more, **options)
+    def all_reduce(self, tensor, *more, group, **options):
+        self.ranks.count("all-reduce", tensor.nbytes, group)
+        return self.dist.all_reduce(tensor, *more, group=group, **options)
 
-    def all_gather_into_tensor(self, found, *more, **options):
-        self.ranks.count("all-gather", found.nbytes)
-        return self.dist.all_gather_into_tensor(found, *more, **options)
+    def all_gather_into_tensor(self, found, *more, group, **options):
+        self.ranks.count("all-gather", found.nbytes, group)
+        return self.dist.all_gather_into_tensor(found, *more, group=group, **options)
 
-    def reduce_scatter_tensor(self, found, terms, *more, **options):
-        self.ranks.count("reduce-scatter", terms.nbytes)
-        return self.dist.reduce_scatter_tensor(found, terms, *more, **options)
+    def reduce_scatter_tensor(self, found, terms, *more, group, **options):
+        self.ranks.count("reduce-scatter", terms.nbytes, group)
+        return self.dist.reduce_scatter_tensor(found, terms, *more, group=group, **options)
 
     def all_to_all_single(self, found, sent, *more, **options):
         self.ranks.count("all-to-all", sent.nbytes)
@@ -362,6 +365,12 @@ def in_float64():
     return Wide()
 
 
+def levels(shard, dim, blocks, *first):
+    """Returns how a tensor is cut, outermost first: by groups of ranks, if they cut it, and by the ranks of a group, if they do."""
+    found = [(shard.outer, at, 1) for at in first]
+    return found if dim is None else [*found, (shard, dim, blocks)]
+
+
 class Stages:
     """The stages of a folder in one format, in order."""
 
@@ -387,7 +396,7 @@ class Stages:
             options = {}
             if ranks is not None and ranks.size > 1 and hasattr(module, "CUTS"):
                 options["shard"] = ranks.shard_of(module)
-                self.cuts |= {name: (options["shard"], *cut) for name, cut in module.CUTS.items()}
+                self.cuts |= {name: levels(options["shard"], *cut) for name, cut in module.CUTS.items()}
             # The command has checked the files; a named weights file is used as it is.
             stage = module.load(folder / about["files"]["weights"], device=device, **options)
         return stage._apply(wide) if request["float64"] else stage
@@ -429,29 +438,26 @@ class Row:
         found = {id(copy): (stage, copy) for name in names for stage, copy in owners.get(name, [])}
         self.copies = list(found.values())
         self.cut_name = next((name for name in names if name in stages.cuts), None)
-        self.cut = stages.cuts.get(self.cut_name)
+        self.cut = stages.cuts.get(self.cut_name, ())
 
     def joined(self, part):
         """Returns the whole tensor of the ranks' parts."""
-        if self.cut is None:
-            return part
-        shard, *cut = self.cut
-        return shard.joined(part, *cut)
+        for shard, dim, blocks in reversed(self.cut):
+            part = shard.joined(part, dim, blocks)
+        return part
 
     def own(self, whole):
         """Returns this rank's part of a whole tensor."""
-        if self.cut is None:
-            return whole
-        shard, *cut = self.cut
-        return shard.own(whole, *cut)
+        for shard, dim, blocks in self.cut:
+            whole = shard.own(whole, dim, blocks)
+        return whole
 
     def sizes(self):
         """Returns the sizes of the whole tensor."""
         if self.parameter is not None:
             return list(self.parameter.shape)
         sizes = list(self.copies[0][1].shape)
-        if self.cut is not None:
-            shard, dim, blocks = self.cut
+        for shard, dim, blocks in self.cut:
             if blocks == 0:  # all of it is on the first rank
                 return shard.whole_sizes[self.cut_name]
             sizes[dim] *= shard.size
@@ -638,7 +644,7 @@ def compared(request, form, ranks, whole, stages):
         if is_compared:
             joined = []
             for row, total in zip(trained, sums):
-                if total is None and row.cut is not None:
+                if total is None and row.cut:
                     total = torch.zeros_like(row.copies[0][1])
                 joined.append(total if total is None else row.joined(total))
             if whole:
@@ -647,7 +653,7 @@ def compared(request, form, ranks, whole, stages):
                 differences_of(trained, gradients, joined, worst, tolerance or math.inf, moved)
         if is_compared and ranks.size > 1:
             held = {f"output {at}": value for at, value in enumerate(found)}
-            wholes = [(row, total) for row, total in zip(trained, sums) if row.cut is None and total is not None]
+            wholes = [(row, total) for row, total in zip(trained, sums) if not row.cut and total is not None]
             held |= {f"gradient of {row.name}": total for row, total in wholes}
             held |= {name: value for name, value in stages.buffers() if name not in stages.cuts}
             ranks.replicated(held, replicated)

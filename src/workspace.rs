@@ -248,12 +248,14 @@ impl Workspace {
         degree: u32,
         way: Way<'_>,
     ) -> Result<Self, Failure> {
-        let (groups, each) = (way.groups(), degree / way.groups().max(1));
+        let around = way.around();
+        let (groups, each) = (around.groups, degree / around.groups.max(1));
         let devices = (cluster, models, rounding);
         if groups == 1 {
             return self.one_device(sharing::shared_by(&self.subject(devices, (each, 1)), way)?);
         }
-        let part = sharing::shared_by(&self.subject(devices, (groups, each)), Way::Positions(&[]))?;
+        let first = if around.by_expert { Way::Experts } else { Way::Positions(&[]) };
+        let part = sharing::shared_by(&self.subject(devices, (groups, each)), first)?;
         let part = self.one_device(part)?;
         let own = sharing::shared_by(&part.subject(devices, (each, 1)), way.in_group())?;
         part.one_device(own.in_groups(part.shared.as_ref().expect("it is shared")))
@@ -276,6 +278,7 @@ impl Workspace {
             degree,
             links: sharing::links(cluster, degree, stride),
             of_groups: stride > 1,
+            uneven: self.shared.as_ref().map(|shared| &shared.uneven),
         }
     }
 

@@ -541,6 +541,162 @@ fn experts_and_samples_lie_on_different_devices() {
     }
 }
 
+/// Groups have a part of the tokens and of the experts each, and the devices of a group share its layers, experts among them.
+#[test]
+fn experts_and_layers_are_shared_at_once() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let (out, model, source, task) =
+        (place.path().join("out"), path("mixture.pt"), path("mixture.py"), path("task.py"));
+    let (folder, model) = (out.to_str().unwrap(), model.as_str());
+    fs::write(&source, attentive_mixture()).unwrap();
+    let trace = [
+        "trace",
+        &format!("{source}:Mixture"),
+        "--input",
+        "4x6:int64",
+        "--seed",
+        "1",
+        "--train",
+        "-o",
+        model,
+    ];
+    let (is_traced, said) = command(&trace);
+    assert!(is_traced, "{said}");
+    let cluster = path("cluster.yaml");
+    let text = "kind: cluster\nversion: 1\ntypes:\n  slow: {memory: 60000000000, memory_bandwidth: 1.0e+12, peak: {float32: 1.0e+9}}\n\
+        devices:\n- {type: slow, count: 8}\nlevels:\n- {name: link, bandwidth: 1.0e+8, latency: 0}\n";
+    fs::write(&cluster, text).unwrap();
+    let asked = ["--cluster", &cluster, "--tensor-parallel", "2", "--expert-parallel", "4", "--stages", "1"];
+    let size = ["--micro-batches", "2"];
+    let (is_split, said) = command(&[&["split", model][..], &asked, &size, &["-o", folder]].concat());
+    let expected = "samples or positions, and experts, in 4 parts, each layer on 2 devices";
+    assert!(is_split && said.contains(expected), "{said}");
+    let read = |name: &str| fs::read_to_string(Path::new(folder).join(name)).unwrap();
+    let (plan, stage) = (read("plan.yaml"), read("stages/stage_0.py"));
+    assert!(plan.contains("\nexpert_parallel: 4\n") && plan.contains("degree: 8"), "{plan}");
+    assert!(stage.contains("\"layers.0.experts.down\": (1, 1, 0),"), "{stage}");
+    for call in ["outer.dispatch", "outer.grouped_mm", "outer.combine", "reduce_scatter"] {
+        assert!(stage.contains(&format!("self.shard.{call}(")), "{call}: {stage}");
+    }
+    let told = "4 groups of devices each have a part of the experts, and of the samples";
+    assert!(read("exports/README.md").contains(told));
+    let (is_same, said) = command(&["verify", folder, "--float64", "--steps", "2"]);
+    assert!(is_same && said.contains("all 8 ranks hold are the same to the last bit"), "{said}");
+    assert!(said.contains("the sources match the plan") && !said.contains("PLANNED"), "{said}");
+    // A plan means what it meant where it was made; one that contradicts itself is refused.
+    let step = |more: &[&str]| {
+        let (is_planned, said) =
+            command(&[&["plan", model, "--cluster", &cluster, "--micro-batches", "2"][..], more].concat());
+        assert!(is_planned, "{said}");
+        said.split(" per step").next().unwrap_or_default().to_string()
+    };
+    let checked =
+        command(&["plan", model, "--cluster", &cluster, "--check", &format!("{folder}/plan.yaml")]).1;
+    assert_eq!(checked.split(" per step").next().unwrap_or_default(), step(&asked[2..]));
+    for (changed, expected) in [
+        ("expert_parallel: 3", "`expert_parallel: 3` of the plan: 8 devices share layers"),
+        ("expert_parallel: 4\ncontext_parallel: 4", "groups of devices are of one kind"),
+        ("expert_parallel: 2\n", "4 devices cannot cut its dimension"),
+    ] {
+        let file = path("changed.yaml");
+        fs::write(&file, plan.replace("expert_parallel: 4\n", &format!("{changed}\n"))).unwrap();
+        let (is_taken, said) = command(&["plan", model, "--check", &file, "--cluster", &cluster]);
+        assert!(!is_taken && said.contains(expected), "{said}");
+    }
+    // Trained, saved, and gone on with in one process: losses and norms are those of one process all along.
+    fs::write(&task, MIXTURE_TASK).unwrap();
+    let losses = |more: &[&str]| {
+        let (log, script) = (path("log.jsonl"), format!("{folder}/train.py"));
+        let always = [script.as_str(), "--task", &task, "--schedule", "1F1B", "--log", &log];
+        let (is_done, said) = run(python(), &[&always[..], more].concat());
+        assert!(is_done, "{said}");
+        let lines = fs::read_to_string(&log).unwrap();
+        let lines = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let figures = lines.filter(|line| line["loss"].is_f64()).map(|line| {
+            assert!(line["norm"].as_f64().unwrap() > 0.5, "it is not clipped: {line}");
+            [line["loss"].as_f64().unwrap(), line["norm"].as_f64().unwrap()]
+        });
+        let figures: Vec<f64> = figures.flatten().collect();
+        fs::remove_file(&log).unwrap();
+        figures
+    };
+    let save = path("checkpoints");
+    let expected = losses(&["--single", "--steps", "4"]);
+    let mut found = losses(&["--steps", "2", "--save", &save]);
+    found.extend(losses(&["--steps", "4", "--save", &save, "--resume", "--shards", "1"]));
+    assert_eq!(found.len(), 8);
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found / expected - 1.0).abs() < 1e-5, "{found} {expected}");
+    }
+    // Groups that all read the experts of the first are found.
+    let place_of_fault = Path::new(folder).join("stages/shards.py");
+    let shards = fs::read_to_string(&place_of_fault).unwrap();
+    let right = "self.first = shard.rank * self.part[dim]";
+    assert_eq!(shards.matches(right).count(), 1);
+    fs::write(&place_of_fault, shards.replace(right, "self.first = 0")).unwrap();
+    let (is_same, said) = command(&["verify", folder, "--steps", "1", "--allow-changes"]);
+    assert!(!is_same && said.contains("outputs"), "{said}");
+    // Two stages of two groups of two devices, trained.
+    let (out, both) = (place.path().join("both"), path("both"));
+    let asked = ["--cluster", &cluster, "--tensor-parallel", "2", "--expert-parallel", "2", "--stages", "2"];
+    let (is_split, said) = command(&[&["split", model][..], &asked, &size, &["-o", &both]].concat());
+    assert!(is_split, "{said}");
+    let (is_same, said) = check_forked(&out, 8, &[]);
+    assert!(is_same && said.contains("on 8 ranks") && said.contains("the same"), "{said}");
+    // Unasked they are looked at where no single device holds all.
+    let small = path("small.yaml");
+    fs::write(&small, text.replace("60000000000", "500000")).unwrap();
+    let (is_planned, said) = command(&["plan", model, "--cluster", &small, "--stages", "1"]);
+    assert!(is_planned && said.contains("8 by experts in 4 parts"), "{said}");
+}
+
+/// The mixture with attention in front of its experts.
+fn attentive_mixture() -> String {
+    let block = r#"class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.q, self.k, self.v, self.o = nn.LayerNorm(16), *(nn.Linear(16, 16, bias=False) for _ in range(4))
+        self.experts = Experts()
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        h = self.norm(x)
+        q, k, v = (p(h).view(b, s, 4, 4).transpose(1, 2) for p in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, 16)
+        return self.experts(x + self.o(y))
+
+
+class Mixture("#;
+    MIXTURE
+        .replace("class Mixture(", block)
+        .replace("Sequential(Experts(), Experts())", "Sequential(Block(), Block())")
+}
+
+/// A task for it, with a norm that is clipped.
+const MIXTURE_TASK: &str = r#"
+import torch
+
+
+def inputs(step, samples):
+    return (torch.randint(0, 50, (samples, 6), generator=torch.Generator().manual_seed(step)),)
+
+
+def target(step, samples):
+    return inputs(step, samples)[0]
+
+
+def loss(outputs, target):
+    return torch.nn.functional.cross_entropy(outputs[0].flatten(0, 1), target.flatten())
+
+
+def optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=0.02)
+
+
+clip = 0.5
+"#;
+
 /// Shares of experts that are sent are counted by their own bytes, not by those of the positions that tell where they go.
 #[test]
 fn what_is_sent_to_experts_is_counted_by_its_own_size() {

@@ -81,6 +81,8 @@ pub struct Shards {
     pub groups: u32,
     /// Parameters and buffers that are cut.
     pub cuts: Cuts,
+    /// The dimension of those that groups cut first, in one block; their shards cut the part of a group further.
+    pub group_cuts: BTreeMap<String, usize>,
     /// Exchanges, by the first result of the operator that makes them.
     pub sent: BTreeMap<ValueId, Vec<Exchanged>>,
     /// Values that no stage sends: rows of experts, whose number varies.
@@ -95,14 +97,32 @@ impl About {
     /// Returns the cut tensors of a stage; `None` if the stage is whole on all shards.
     pub(crate) fn cuts_of(&self, program: &Program, stage: &Stage) -> Option<Cuts> {
         let shards = self.shards.as_ref()?;
-        let paths = stage.tensors.iter().map(|id| program.tensors[id.index()].path.as_str());
-        let cuts: Cuts = paths.filter_map(|path| Some((path.to_string(), *shards.cuts.get(path)?))).collect();
+        let cuts = of_stage(&shards.cuts, program, stage);
         let exchanges = |step: &Step| match step {
             Step::Run { node, .. } => is_exchange(split(&program.nodes[node.index()].operator).0),
             _ => false,
         };
         (!cuts.is_empty() || stage.steps.iter().any(exchanges)).then_some(cuts)
     }
+
+    /// Returns the tensors of a stage that groups of shards cut first.
+    pub(crate) fn group_cuts_of(&self, program: &Program, stage: &Stage) -> BTreeMap<String, usize> {
+        let cuts = self.shards.as_ref().map(|shards| of_stage(&shards.group_cuts, program, stage));
+        cuts.unwrap_or_default()
+    }
+}
+
+/// Returns the rows of a table of tensors that a stage has.
+fn of_stage<T: Copy>(all: &BTreeMap<String, T>, program: &Program, stage: &Stage) -> BTreeMap<String, T> {
+    let paths = stage.tensors.iter().map(|id| program.tensors[id.index()].path.as_str());
+    paths.filter_map(|path| Some((path.to_string(), *all.get(path)?))).collect()
+}
+
+/// Returns a tensor's row in a stage's table of cuts: the dimension and blocks of its shards, and the dimension that groups cut.
+pub(crate) fn cut_row(cut: Option<(usize, u32)>, of_groups: Option<usize>) -> String {
+    let own = cut.map_or("None, 1".to_string(), |(dim, blocks)| format!("{dim}, {blocks}"));
+    let first = of_groups.map_or_else(String::new, |dim| format!(", {dim}"));
+    format!("({own}{first})")
 }
 
 impl Shards {
@@ -180,6 +200,7 @@ pub fn manifest(
             repeated_operators: stage.steps.iter().filter(is_repeated).count() as u32,
             devices: about.devices.get(index).cloned().unwrap_or_default(),
             cuts: about.cuts_of(program, stage),
+            group_cuts: about.group_cuts_of(program, stage),
             exchanges: about.shards.as_ref().map_or_else(Vec::new, |shards| shards.sent_by(program, stage)),
         }
     });

@@ -22,6 +22,7 @@ use tracer::{Program, Role, Tensor};
 
 use crate::{
     content::{Copied, ReadAt},
+    manifest::cut_row,
     names::python_quoted,
     nodes::is_detour,
 };
@@ -383,10 +384,10 @@ fn check_cuts(stage: &StageFiles, source: &str, entries: &BTreeSet<&str>) -> Res
             _ => Err(Fault::Cuts("whether it is cut at all".into())),
         };
     };
-    let declared: BTreeSet<String> = cuts
-        .iter()
-        .map(|(name, (dimension, blocks))| format!("    {}: ({dimension}, {blocks}),", python_quoted(name)))
-        .collect();
+    let names = || cuts.keys().chain(stage.group_cuts.keys());
+    let row = |name: &String| cut_row(cuts.get(name).copied(), stage.group_cuts.get(name).copied());
+    let declared: BTreeSet<String> =
+        names().map(|name| format!("    {}: {},", python_quoted(name), row(name))).collect();
     if let Some(line) = table.lines().find(|line| !declared.contains(*line)) {
         return Err(Fault::Cuts(line.trim().into()));
     }
@@ -394,7 +395,7 @@ fn check_cuts(stage: &StageFiles, source: &str, entries: &BTreeSet<&str>) -> Res
         let start = format!("{}: \"", python_quoted(name));
         entries.range(start.as_str()..).next().is_some_and(|line| line.starts_with(&start))
     };
-    let missing = cuts.keys().find(|name| {
+    let missing = names().find(|name| {
         let start = format!("    {}: (", python_quoted(name));
         !table.lines().any(|line| line.starts_with(&start)) && !is_second(name)
     });

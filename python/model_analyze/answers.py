@@ -1329,6 +1329,9 @@ class SharedAnswer(_SharedAnswer, total=False):
     # Groups of these devices, if each group has a part of the samples or positions.
     context_parallel: Union[int, None]
 
+    # The same, if each group has a part of the experts as well.
+    expert_parallel: Union[int, None]
+
     # The dimension along which images are in bands, one per device; absent if weights and values are cut into equal
     # slices.
     bands: Union[int, None]
@@ -1365,6 +1368,9 @@ class SharedTried(_SharedTried, total=False):
 
     # Each has a part of the samples or positions and of the experts.
     by_expert: bool
+
+    # Groups of these devices, if each group, not each device, has such a part, and shares its layers.
+    groups: Union[int, None]
 
     # Seconds of a micro-batch, over all devices.
     seconds_each: Union[float, None]

@@ -103,6 +103,9 @@ pub struct StageFiles {
     /// which is cut; 0 if the first shard has all of it. Absent if a stage is not cut inside its operators.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuts: Option<BTreeMap<String, (usize, u32)>>,
+    /// The dimension of those that groups of shards cut first, in one block; the shards of a group cut its part further.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub group_cuts: BTreeMap<String, usize>,
     /// Exchanges between its shards for inputs of the traced sizes, in both passes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exchanges: Vec<Exchanged>,

@@ -62,6 +62,9 @@ pub struct Plan {
     /// group's devices. Absent if there is one group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_parallel: Option<u32>,
+    /// The same, if each group has a part of the experts as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_parallel: Option<u32>,
     /// Set if the plan is for inference: nothing is trained, and stages hold no gradients and no optimizer state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inference: Option<Inference>,

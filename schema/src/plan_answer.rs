@@ -259,6 +259,9 @@ pub struct SharedAnswer {
     /// Groups of these devices, if each group has a part of the samples or positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_parallel: Option<u32>,
+    /// The same, if each group has a part of the experts as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_parallel: Option<u32>,
     /// The dimension along which images are in bands, one per device; absent if weights and values are cut into equal
     /// slices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -325,6 +328,9 @@ pub struct SharedTried {
     /// Each has a part of the samples or positions and of the experts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_expert: bool,
+    /// Groups of these devices, if each group, not each device, has such a part, and shares its layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<u32>,
     /// Seconds of a micro-batch, over all devices.
     pub seconds_each: Option<f64>,
     /// The micro-batches of the step that it is of.

@@ -29,6 +29,7 @@ use crate::{
     output::{Format, Output},
     plan_file,
     program::PROGRAM,
+    sharing::SharedModel,
     weights::{self, Source, Sources},
     workspace::{ModelFile, Workspace},
 };
@@ -302,13 +303,14 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
         );
     }
     let shards = cut.manifest.shards.unwrap_or(1) as usize;
-    let by_expert = own.and_then(|own| own.shared.as_ref()).is_some_and(|shared| shared.by_expert);
+    let expert_parallel =
+        own.and_then(|own| own.shared.as_ref()).map_or(1, SharedModel::expert_parallel) as usize;
     let (beside, notes) = extras::extras(
         &cut.program,
         &cut.assignment,
         &cut.pipeline,
         plan,
-        (&request.launchers, shards, by_expert),
+        (&request.launchers, shards, expert_parallel),
         has_python,
     );
     cut.files.extend(beside);

@@ -52,7 +52,7 @@ pub(super) fn share_samples(context: &Context<'_>, is_split: &[bool]) -> bool {
 }
 
 /// Refuses a model whose experts cannot be shared out.
-pub(super) fn check(context: &Context<'_>) -> Result<(), Failure> {
+pub(super) fn check(context: &Context<'_>, sharers: &str) -> Result<(), Failure> {
     if !context.expert_weights().is_empty() {
         return Ok(());
     }
@@ -66,7 +66,7 @@ pub(super) fn check(context: &Context<'_>) -> Result<(), Failure> {
         (2..=experts).filter(|n| grouped.iter().all(|(experts, rows)| experts % n == 0 && rows % n == 0));
     let fits: Vec<String> = fits.map(|n| n.to_string()).collect();
     let failure = Failure::no(format!(
-        "{degree} devices cannot share {experts} experts and the {rows} rows that are routed to them evenly"
+        "{degree} {sharers} cannot share {experts} experts and the {rows} rows that are routed to them evenly"
     ));
     Err(if fits.is_empty() { failure } else { failure.with_hint(format!("{} could", fits.join(", "))) })
 }

@@ -73,6 +73,17 @@ pub struct Outer {
     pub exchanges: BTreeMap<NodeId, Exchange>,
     /// Exchanges inside operators, by their node.
     pub inside: BTreeMap<NodeId, Inside>,
+    /// The cuts of stored tensors, whose parts the devices of a group cut further.
+    pub cuts: BTreeMap<TensorId, Slice>,
+}
+
+/// What groups of devices share first, before those of a group share its part.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Around {
+    /// Number of groups, each of which has a part of the samples or positions.
+    pub groups: u32,
+    /// Whether each has a part of the experts as well.
+    pub by_expert: bool,
 }
 
 /// Accesses to each byte of parameters in an optimizer's step: parameters, gradients and state are read and written.
@@ -84,9 +95,8 @@ pub(super) const INSISTENCE: f64 = 10.0;
 /// The ways to share a model.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Way<'a> {
-    /// Layers: weights and values are cut in the fastest way; by devices of so many groups, each of which has a part of the
-    /// samples or positions.
-    Layers(Option<SequenceParallel>, u32),
+    /// Layers: weights and values are cut in the fastest way, by the devices of each group.
+    Layers(Option<SequenceParallel>, Around),
     /// Images, in bands of rows or of columns, whichever is faster.
     Bands,
     /// Samples, or positions of their sequences, whichever is faster; weights are whole, except those of calls that
@@ -94,8 +104,8 @@ pub enum Way<'a> {
     Positions(&'a [String]),
     /// Samples or positions, and the experts of mixtures; all other weights are whole.
     Experts,
-    /// The cuts of a plan; by devices of so many groups.
-    Cuts(&'a indexmap::IndexMap<String, Cut>, Option<SequenceParallel>, u32),
+    /// The cuts of a plan, by the devices of each group.
+    Cuts(&'a indexmap::IndexMap<String, Cut>, Option<SequenceParallel>, Around),
     /// Each operator in its own way, as this search finds.
     Operators(OperatorSearch),
     /// The same as a plan has it: the splits of operators, and the cuts of parameters.
@@ -129,15 +139,43 @@ impl OperatorSearch {
     }
 }
 
+impl Around {
+    /// One group.
+    pub const NONE: Self = Self { groups: 1, by_expert: false };
+
+    /// Returns those of a plan.
+    fn of_plan(plan: &Plan) -> Self {
+        let groups = plan.expert_parallel.or(plan.context_parallel).unwrap_or(1);
+        Self { groups, by_expert: plan.expert_parallel.is_some() }
+    }
+
+    /// Returns the groups that have a part of the samples or positions each, if there are several.
+    pub fn context_parallel(self) -> Option<u32> {
+        (self.groups > 1 && !self.by_expert).then_some(self.groups)
+    }
+
+    /// The same if they have a part of the experts each as well.
+    pub fn expert_parallel(self) -> Option<u32> {
+        (self.groups > 1 && self.by_expert).then_some(self.groups)
+    }
+}
+
 impl<'a> Way<'a> {
     /// Refuses what no plan of groups with a part of the samples or positions each can have.
     ///
     /// # Errors
     /// Names it.
     pub fn check_groups(plan: &Plan) -> Result<(), Failure> {
-        let Some(groups) = plan.context_parallel else { return Ok(()) };
-        let said =
-            |why: &str| Err(Failure::input(format!("`context_parallel: {groups}` of the plan: {why}")));
+        let (name, groups) = match (plan.context_parallel, plan.expert_parallel) {
+            (None, None) => return Ok(()),
+            (Some(groups), None) => ("context_parallel", groups),
+            (None, Some(groups)) => ("expert_parallel", groups),
+            (Some(_), Some(_)) => {
+                let message = "the plan has `context_parallel` and `expert_parallel`: groups of devices are of one kind";
+                return Err(Failure::input(message));
+            }
+        };
+        let said = |why: &str| Err(Failure::input(format!("`{name}: {groups}` of the plan: {why}")));
         let cut = |has: fn(&Cut) -> bool| plan.cuts.iter().find(|(_, cut)| has(cut)).map(|(name, _)| name);
         if !plan.operators.is_empty() {
             return said("each operator has a split of its own (`operators`)");
@@ -162,7 +200,7 @@ impl<'a> Way<'a> {
     /// Returns the way of a plan whose devices share layers.
     pub fn of_plan(plan: &'a Plan) -> Self {
         if plan.operators.is_empty() {
-            Self::Cuts(&plan.cuts, plan.sequence_parallel, plan.context_parallel.unwrap_or(1))
+            Self::Cuts(&plan.cuts, plan.sequence_parallel, Around::of_plan(plan))
         } else {
             Self::Given(&plan.operators, &plan.cuts)
         }
@@ -188,19 +226,19 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// Returns the number of groups that have a part of the samples or positions each.
-    pub fn groups(self) -> u32 {
+    /// Returns what groups of devices share first.
+    pub fn around(self) -> Around {
         match self {
-            Way::Layers(_, groups) | Way::Cuts(_, _, groups) => groups,
-            _ => 1,
+            Way::Layers(_, around) | Way::Cuts(_, _, around) => around,
+            _ => Around::NONE,
         }
     }
 
     /// Returns how the devices of one group share its part.
     pub fn in_group(self) -> Self {
         match self {
-            Way::Layers(held, _) => Way::Layers(held, 1),
-            Way::Cuts(cuts, held, _) => Way::Cuts(cuts, held, 1),
+            Way::Layers(held, _) => Way::Layers(held, Around::NONE),
+            Way::Cuts(cuts, held, _) => Way::Cuts(cuts, held, Around::NONE),
             other => other,
         }
     }
@@ -237,9 +275,16 @@ pub struct Subject<'a> {
     pub links: collective::Group,
     /// Whether each is a group of devices, which share its part further.
     pub of_groups: bool,
+    /// Values with unequal numbers of rows on groups, of which this is one's part.
+    pub uneven: Option<&'a BTreeSet<ValueId>>,
 }
 
 impl<'a> Subject<'a> {
+    /// Names those that share, for messages.
+    pub(super) fn sharers(&self) -> &'static str {
+        if self.of_groups { "groups of devices" } else { "devices" }
+    }
+
     /// Returns the figures of the devices.
     pub(super) fn figures(&self) -> Result<(&'a str, &'a DeviceType), Failure> {
         let name = self.cluster.devices.first().map(|device| device.type_.as_str()).unwrap_or_default();
@@ -262,9 +307,12 @@ impl<'a> Subject<'a> {
     /// Returns the strategies that are fastest by the times of whole operators, dealt out, and the view of the model
     /// that has them.
     pub(super) fn dealt_out(&self, way: Way<'_>) -> Result<(Context<'a>, Chosen), Failure> {
-        let Self { program, graph, costs, degree, .. } = *self;
-        let mut contexts = contexts(graph, program, degree, way)?;
-        contexts.iter_mut().for_each(|context| context.of_groups = self.of_groups);
+        let Self { graph, costs, degree, .. } = *self;
+        let mut contexts = contexts(self, way)?;
+        for context in &mut contexts {
+            context.of_groups = self.of_groups;
+            context.uneven = self.uneven.cloned().unwrap_or_default();
+        }
         let (_, figures) = self.figures()?;
         let predicted = self.predicted(graph, costs)?;
         let seconds = |id: OperatorId| {
@@ -384,12 +432,13 @@ pub fn shared_by_parts(subject: &Subject<'_>, way: Way<'_>) -> Result<SharedMode
         held_as_asked(&made.exchanges, held, degree)?;
     }
     if way == Way::Experts && !experts::share_samples(&context, &is_split) {
+        let who = subject.sharers();
         return Err(Failure::no(format!(
-            "{degree} devices cannot have a part of this model's samples or positions each, beside their experts"
+            "{degree} {who} cannot have a part of this model's samples or positions each, beside their experts"
         ))
-        .with_hint(
-            "choose sizes that the number of devices divides, or --tensor-parallel, where each device has all samples",
-        ));
+        .with_hint(format!(
+            "choose sizes that the number of {who} divides, or --tensor-parallel alone, where each device has all samples"
+        )));
     }
     if matches!(way, Way::Layers(..)) && context.images.is_none() && made.cuts.is_empty() {
         // The plan will have no cuts, and must mean the same when it is read.
@@ -399,7 +448,7 @@ pub fn shared_by_parts(subject: &Subject<'_>, way: Way<'_>) -> Result<SharedMode
     if is_read_from_cuts && !matches!(way, Way::Cuts(..)) {
         // Who reads the plan knows the cuts alone. Of ways that are equally fast with these, the one that it finds is planned.
         let cuts = made.named_cuts(subject.program);
-        let read = shared_by_parts(subject, Way::Cuts(&cuts, way.sequence_parallel(), 1))?;
+        let read = shared_by_parts(subject, Way::Cuts(&cuts, way.sequence_parallel(), Around::NONE))?;
         return Ok(SharedModel { seconds: (read.seconds.0, made.seconds.1), ..read });
     }
     if way.keeps_weights() && !is_split.contains(&true) {
@@ -416,13 +465,9 @@ pub fn shared_by_parts(subject: &Subject<'_>, way: Way<'_>) -> Result<SharedMode
 }
 
 /// Returns the views of a model that are tried.
-fn contexts<'g>(
-    graph: &'g ModelGraph,
-    program: &Program,
-    degree: u32,
-    way: Way<'_>,
-) -> Result<Vec<Context<'g>>, Failure> {
-    let n = u64::from(degree);
+fn contexts<'g>(subject: &Subject<'g>, way: Way<'_>) -> Result<Vec<Context<'g>>, Failure> {
+    let Subject { graph, program, .. } = *subject;
+    let n = u64::from(subject.degree);
     let along = match way {
         Way::Cuts(cuts, ..) => bands_in(cuts, program)?,
         Way::Layers(..) | Way::Positions(_) | Way::Experts => None,
@@ -444,7 +489,7 @@ fn contexts<'g>(
         None if way.keeps_weights() => Context::of_positions(graph, n),
         None => {
             let context = Context::new(graph, n);
-            if cuts_experts(&context, way)? { Context::of_positions(graph, n) } else { context }
+            if cuts_experts(subject, &context, way)? { Context::of_positions(graph, n) } else { context }
         }
     }])
 }
@@ -453,9 +498,9 @@ fn contexts<'g>(
 ///
 /// # Errors
 /// When there are none where they are asked for.
-fn cuts_experts(context: &Context<'_>, way: Way<'_>) -> Result<bool, Failure> {
+fn cuts_experts(subject: &Subject<'_>, context: &Context<'_>, way: Way<'_>) -> Result<bool, Failure> {
     match way {
-        Way::Experts => experts::check(context).map(|()| true),
+        Way::Experts => experts::check(context, subject.sharers()).map(|()| true),
         Way::Cuts(cuts, ..) => {
             Ok(experts::are_all(context, &named(context.graph, cuts, context.degree as u32)?))
         }
@@ -607,6 +652,12 @@ impl SharedModel {
         self.degree * self.outer.as_ref().map_or(1, |outer| outer.groups)
     }
 
+    /// Returns the number of parts of the experts, each with a part of the samples or positions; 1 if they are not shared out so.
+    pub fn expert_parallel(&self) -> u64 {
+        let groups = self.outer.as_ref().map_or(self.degree, |outer| outer.groups);
+        if self.by_expert { groups } else { 1 }
+    }
+
     /// Adds what groups of devices share first, of which this is one group's part.
     pub fn in_groups(self, outer: &SharedModel) -> Self {
         // Values keep their numbers, nodes do not.
@@ -617,7 +668,14 @@ impl SharedModel {
         let exchanges = outer.exchanges.iter().map(|(old, exchange)| (node(old), *exchange)).collect();
         let inside = outer.inside.iter().map(|(old, inside)| (node(old), *inside)).collect();
         Self {
-            outer: Some(Outer { groups: outer.degree, links: outer.links, exchanges, inside }),
+            outer: Some(Outer {
+                groups: outer.degree,
+                links: outer.links,
+                exchanges,
+                inside,
+                cuts: outer.cuts.clone(),
+            }),
+            by_expert: outer.by_expert,
             uneven: self.uneven.union(&outer.uneven).copied().collect(),
             proof: Proof { exchanges: self.proof.exchanges + outer.proof.exchanges, ..self.proof },
             split_share: self.split_share.min(outer.split_share),
@@ -750,7 +808,10 @@ impl SharedModel {
         let whole = self.on_first.iter().map(|id| (program.tensors[id.index()].path.clone(), (0, 0)));
         let cuts = self.cuts.iter().map(cut).chain(whole).collect();
         let groups = self.outer.as_ref().map_or(1, |outer| outer.groups as u32);
-        Shards { degree: self.devices() as u32, groups, cuts, sent, stays: self.uneven.clone() }
+        let of_groups = self.outer.iter().flat_map(|outer| outer.cuts.iter().map(cut));
+        let group_cuts = of_groups.map(|(path, (dim, _))| (path, dim)).collect();
+        let degree = self.devices() as u32;
+        Shards { degree, groups, cuts, group_cuts, sent, stays: self.uneven.clone() }
     }
 
     /// Returns the calls inside which devices have unequal numbers of rows: stages can send only values of equal sizes,
@@ -913,17 +974,16 @@ enum Pass {
 
 impl Sent {
     /// Returns it in the form of the manifest, where so many times as many devices do the same. Messages are counted where they
-    /// are sent, other bytes once.
+    /// are sent, other bytes once for all that take part.
     fn counted(self, times: u64) -> schema::Exchanged {
         let (collective, bytes) = match self.collective {
             Collective::AllReduce => ("all-reduce", self.whole),
             Collective::AllGather => ("all-gather", self.whole),
             Collective::ReduceScatter => ("reduce-scatter", self.whole),
-            Collective::AllToAll => ("all-to-all", self.whole.saturating_mul(times)),
-            Collective::Neighbours(moved, size) => {
-                ("point-to-point", rows(self.whole, moved.total, size).saturating_mul(times))
-            }
+            Collective::AllToAll => ("all-to-all", self.whole),
+            Collective::Neighbours(moved, size) => ("point-to-point", rows(self.whole, moved.total, size)),
         };
+        let bytes = bytes.saturating_mul(times);
         schema::Exchanged {
             phase: if self.pass == Pass::Forward { "forward" } else { "backward" }.into(),
             collective: collective.into(),

@@ -21,7 +21,7 @@ use tracer::{NodeId, Operand};
 
 use super::{
     choice::{Chosen, Group, Prices, Tables},
-    model::{INSISTENCE, OperatorSearch, SharedModel, Subject, Way, by_pattern, launch, named},
+    model::{Around, INSISTENCE, OperatorSearch, SharedModel, Subject, Way, by_pattern, launch, named},
     words::{OwnSplit, WHOLE, words},
 };
 use crate::{failure::Failure, nearest};
@@ -292,7 +292,7 @@ fn by_samples(ways: &[Vec<Strategy>], tables: &Tables) -> Vec<usize> {
 /// Returns what other options choose: the search is never slower than they are.
 fn known(subject: &Subject<'_>, ways: &[Vec<Strategy>]) -> Vec<Choice> {
     let auto = ["auto".to_string()];
-    let others = [Way::Layers(None, 1), Way::Bands, Way::Positions(&[]), Way::Positions(&auto)];
+    let others = [Way::Layers(None, Around::NONE), Way::Bands, Way::Positions(&[]), Way::Positions(&auto)];
     let choice = |way: &Way<'_>| {
         let (view, chosen) = subject.dealt_out(*way).ok()?;
         let same = |(index, pick): (usize, &usize)| {

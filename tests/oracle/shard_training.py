@@ -529,15 +529,15 @@ def cases():
         replicas = 2 if "replicas" in name else 1
         made[f"found: {name}"] = lambda c, o=old, n=new, r=replicas: finds(c, transformer, 2, r, o, n)
     made["found: a state that is cut as one block"] = lambda c: finds(
-        c, transformer, 2, 1, "return cut_part(self.sizes(tensor), shard, dim, blocks, value)", "return cut_part(self.sizes(tensor), shard, dim, min(blocks, 1), value)",
+        c, transformer, 2, 1, "return cut_part(self.how[tensor], value)", "return cut_part([(*level[:2], min(level[2], 1)) for level in self.how[tensor]], value)",
         lambda c, m, planted: resumed(c, m, "adam", 2, 4, planted=planted),
     )
     made["found: a slice of blocks that are cut as one"] = lambda c: finds(
-        c, transformer, 2, 2, "length, boxes = part.size(dim) // blocks, []", "length, boxes = part.size(dim), []",
+        c, transformer, 2, 2, "length = sizes[dim] // blocks", "length = sizes[dim]",
         lambda c, m, planted: resumed(c, m, "adam", 2, 1, (2, 2), ("zero1", "none"), planted=planted),
     )
     made["found by check: blocks that are joined as one"] = lambda c: checked(
-        c, transformer, 2, 1, planted=("return shard.joined(value.detach(), dim, blocks)", "return shard.joined(value.detach(), dim)")
+        c, transformer, 2, 1, planted=("value = shard.joined(value.detach(), dim, blocks)", "value = shard.joined(value.detach(), dim)")
     )
     made["found by check: an entry without its sum"] = lambda c: checked(
         c, transformer, 2, 1, planted=("x_2_split = self.shard.copy(x_2)", "x_2_split = x_2")

@@ -36,8 +36,9 @@ pub struct Terms<'p> {
     pub cuts: Vec<(&'p str, Cut)>,
     /// Groups of these devices that have a part of the samples or positions each, and share its layers; 1 without groups.
     pub context_parallel: usize,
-    /// Each device has a part of the samples and of the experts.
-    pub by_expert: bool,
+    /// Parts of the samples and of the experts, each on a device or on a group of them that shares its layers; 1 if experts are
+    /// not shared out so.
+    pub expert_parallel: usize,
     /// Each operator is split in its own way.
     pub splits_operators: bool,
     /// Whether values between shared layers are in parts of the sequences, if the plan states it.
@@ -147,13 +148,13 @@ impl Terms<'_> {
         if self.splits_operators {
             return Err(format!("each operator is split over {} devices in its own way", self.shards));
         }
-        if self.by_expert {
-            return Err(format!(
-                "{} devices each have a part of the experts, and of the samples",
-                self.shards
-            ));
+        match self.expert_parallel {
+            0 | 1 => Ok(()),
+            parts => {
+                let groups = if parts < self.shards { "groups of devices" } else { "devices" };
+                Err(format!("{parts} {groups} each have a part of the experts, and of the samples"))
+            }
         }
-        Ok(())
     }
 
     /// Returns the number of devices with parts of weights, and the number with parts of sequences.
@@ -324,7 +325,7 @@ mod tests {
             shards: 1,
             context_parallel: 1,
             splits_operators: false,
-            by_expert: false,
+            expert_parallel: 1,
             cuts: Vec::new(),
             sharding,
             sharding_group,

@@ -13,7 +13,7 @@ def load(weights=None, device="cpu", shard=None):
     with safe_open(weights, framework="pt", device=str(device)) as file:
         for names in (PARAMETERS, FROZEN, BUFFERS, {f"_CONSTANTS_.{name}": about for name, about in CONSTANTS.items()}):
             for name, (_, dtype) in names.items():
-                tensor = stage.shard.read(file.get_slice(name), *CUTS[name]) if name in CUTS else file.get_tensor(name)
+                tensor = stage.shard.read_part(file.get_slice(name), *CUTS[name]) if name in CUTS else file.get_tensor(name)
                 if tensor.data_ptr() % 64:
                     # Kernels may sum unaligned data in another order, and those of complex numbers fault.
                     tensor = tensor.clone()

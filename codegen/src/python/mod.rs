@@ -30,7 +30,7 @@ use crate::{
     content::Content,
     error::CutError,
     fold::Folded,
-    manifest::{About, Cuts, was_training},
+    manifest::{About, Cuts, cut_row, was_training},
     names::{Names, comment, python_quoted as quoted},
     nodes::{is_exchange, kinds, rule_of, split, values_of},
     opaque::functions,
@@ -116,13 +116,13 @@ pub(crate) fn stage(
     };
     let tied = tied_names(program, stage);
     let (segments, _) = saving::segments(program, index, stage, &folded, about);
-    let cuts = about.cuts_of(program, stage);
+    let (cuts, group_cuts) = (about.cuts_of(program, stage), about.group_cuts_of(program, stage));
     if cuts.is_some() && free_name(program, "shard") != "shard" {
         return Err(CutError::ShardName);
     }
     let mut out = String::new();
     header(&mut out, program, pipeline, index, (&segments, cuts.is_some()));
-    tables(&mut out, program, stage, &tied, cuts.as_ref());
+    tables(&mut out, program, stage, &tied, cuts.as_ref().map(|cuts| (cuts, &group_cuts)));
     out.push_str(&shipped::helpers(&index.to_string(), &constants, cuts.is_some()));
     if !segments.is_empty() {
         out.push_str(shipped::SAVING);
@@ -303,7 +303,7 @@ fn tables(
     program: &Program,
     stage: &Stage,
     tied: &BTreeMap<&str, &str>,
-    cuts: Option<&Cuts>,
+    cuts: Option<(&Cuts, &BTreeMap<String, usize>)>,
 ) {
     let line = |name: &str, id: TensorId| {
         let tensor = &program.tensors[id.index()];
@@ -334,10 +334,14 @@ fn tables(
         out.push_str(&format!("    {}: {},\n", quoted(second), quoted(first)));
     }
     out.push_str("}\n");
-    if let Some(cuts) = cuts {
-        out.push_str("# Tensors that are cut over shards: the cut dimension, and its number of equal blocks, each of which is cut (0: the first shard has all).\nCUTS = {\n");
-        for (name, (dimension, blocks)) in cuts.iter().filter(|(name, _)| !tied.contains_key(name.as_str())) {
-            out.push_str(&format!("    {}: ({dimension}, {blocks}),\n", quoted(name)));
+    if let Some((cuts, group_cuts)) = cuts {
+        let first =
+            if group_cuts.is_empty() { "" } else { ", and the dimension that groups of shards cut before" };
+        out.push_str(&format!("# Tensors that are cut over shards: the cut dimension, and its number of equal blocks, each of which is cut (0: the first shard has all){first}.\nCUTS = {{\n"));
+        let names: BTreeSet<&String> = cuts.keys().chain(group_cuts.keys()).collect();
+        for name in names.into_iter().filter(|name| !tied.contains_key(name.as_str())) {
+            let row = cut_row(cuts.get(name).copied(), group_cuts.get(name).copied());
+            out.push_str(&format!("    {}: {row},\n", quoted(name)));
         }
         out.push_str("}\n");
     }

@@ -13,7 +13,7 @@ def place_tensors(root):
     """Creates all tensors, uninitialised, under their names in the model: of those in CUTS this rank's part."""
     own = {}
     for name, (sizes, _) in (PARAMETERS | FROZEN | BUFFERS).items():
-        own[name] = root.shard.sizes(sizes, *CUTS[name], name) if name in CUTS else sizes
+        own[name] = root.shard.part_sizes(name, sizes, *CUTS[name]) if name in CUTS else sizes
     for names, trains in ((PARAMETERS, True), (FROZEN, False)):
         for name, (_, dtype) in names.items():
             *path, last = name.split(".")

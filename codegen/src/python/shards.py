@@ -42,8 +42,8 @@ class Shard:
     Ranks may be groups that share a stage first: `outer` is the position among those that have the same one in their groups.
     """
 
-    def __init__(self, group=None, outer=None):
-        self.outer_group, self.later = outer, None
+    def __init__(self, group=None, outer=None, is_of_groups=False):
+        self.outer_group, self.is_of_groups, self.later = outer, is_of_groups, None
         self.group, self.known_places, self.with_halo, self.keeping = group, {}, {}, []
         self.known_routes = WeakIdKeyDictionary()  # by the tensor of offsets
         self.whole_sizes, self.lent = {}, []  # of tensors on the first rank, by name; tensors lent since the last return
@@ -51,7 +51,13 @@ class Shard:
 
     @functools.cached_property
     def outer(self):
-        return Shard(self.outer_group)
+        return Shard(self.outer_group, is_of_groups=True)
+
+    def levels(self, dim, blocks=1, *first):
+        """Returns how a tensor is cut, outermost first: a shard, the dimension and its blocks. `first` is the dimension that groups
+        cut, if they do; `dim` is None if only they do."""
+        found = [(self.outer, at, 1) for at in first]
+        return found if dim is None else [*found, (self, dim, blocks)]
 
     # -- operators of a stage
 
@@ -522,6 +528,19 @@ class Shard:
         parts = [stored[(slice(None),) * dim + (slice(start, start + length),)] for start in starts]
         return parts[0] if blocks == 1 else torch.cat(parts, dim)
 
+    def part_sizes(self, name, sizes, *cut):
+        """Returns the sizes of this rank's part of a tensor that groups of ranks may cut first."""
+        for shard, dim, blocks in self.levels(*cut):
+            sizes = shard.sizes(sizes, dim, blocks, name)
+        return sizes
+
+    def read_part(self, stored, *cut):
+        """Reads this rank's part of such a tensor."""
+        *outer, (shard, *inner) = self.levels(*cut)
+        for one, dim, _ in outer:
+            stored = Stored(stored, dim, one)
+        return shard.read(stored, *inner)
+
     def own(self, x, dim, blocks=1):
         """Returns this rank's part of a whole tensor."""
         if self.size == 1:
@@ -694,6 +713,23 @@ class Shard:
         if sent.numel():
             dist.all_to_all_single(found.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8), group=self.group)
         return torch.cat(list(found), from_dim)
+
+
+class Stored:
+    """The part of a stored tensor that a rank has along a dimension, read as a tensor of its own."""
+
+    def __init__(self, stored, dim, shard):
+        self.stored, self.dim, self.part = stored, dim, shard.sizes(stored.get_shape(), dim)
+        self.first = shard.rank * self.part[dim]
+
+    def get_shape(self):
+        return self.part
+
+    def __getitem__(self, index):
+        full = [slice(0, size) for size in self.part]
+        full[: len(index)] = [slice(*of.indices(size)) for of, size in zip(index, self.part)]
+        full[self.dim] = slice(self.first + full[self.dim].start, self.first + full[self.dim].stop)
+        return self.stored[tuple(full)]
 
 
 class Exchange(torch.autograd.Function):

@@ -27,6 +27,8 @@ pub struct Context<'g> {
     pub on_first: bool,
     /// Set if what shares the work are groups of devices, which share each part further.
     pub of_groups: bool,
+    /// Values of which groups of devices, whose part this is, have rows whose number is known only at run time: they stay whole.
+    pub uneven: BTreeSet<ValueId>,
     /// Rows that are routed to experts.
     routed: Vec<RoutedRows>,
     /// Values that say where rows go, which all devices have whole.
@@ -99,6 +101,7 @@ impl<'g> Context<'g> {
             also: Vec::new(),
             on_first: false,
             of_groups: false,
+            uneven: BTreeSet::new(),
             routed: Vec::new(),
             routing: BTreeSet::new(),
             values,
@@ -416,6 +419,11 @@ impl Subject<'_> {
         let later = graph.operators.iter().skip(self.operator.id.index() + 1);
         matches!(leaf.source, Source::Value(_))
             && !later.flat_map(|operator| &operator.inputs).chain(&graph.outputs).any(is_older)
+    }
+
+    /// Tells whether groups of devices added it, of which this is one's part.
+    pub fn is_of_groups(&self) -> bool {
+        self.operator.name.starts_with("outer::")
     }
 
     /// Returns the position of a named argument.

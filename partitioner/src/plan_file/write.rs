@@ -76,6 +76,7 @@ pub fn to_plan(
         operators: indexmap::IndexMap::new(),
         sequence_parallel: None,
         context_parallel: None,
+        expert_parallel: None,
         inference: problem.training.inference,
         assumed: None,
         constraints: None,

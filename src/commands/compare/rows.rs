@@ -247,6 +247,7 @@ pub fn is_same(one: &Plan, other: &Plan) -> bool {
         && one.execution == other.execution
         && one.cuts == other.cuts
         && one.context_parallel == other.context_parallel
+        && one.expert_parallel == other.expert_parallel
         && one.operators == other.operators
         && one.stages.iter().map(stage).eq(other.stages.iter().map(stage))
 }

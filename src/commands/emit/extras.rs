@@ -20,7 +20,7 @@ pub fn extras(
     assignment: &Assignment,
     pipeline: &Pipeline,
     plan: Option<&Plan>,
-    (launchers, shards, by_expert): (&[Launcher], usize, bool),
+    (launchers, shards, expert_parallel): (&[Launcher], usize, usize),
     has_python: bool,
 ) -> (Vec<File>, Vec<String>) {
     let mut notes = Vec::new();
@@ -75,7 +75,7 @@ pub fn extras(
                 .flat_map(|plan| plan.cuts.iter().map(|(name, cut)| (name.as_str(), *cut)))
                 .collect(),
             context_parallel: plan.and_then(|plan| plan.context_parallel).unwrap_or(1) as usize,
-            by_expert,
+            expert_parallel,
             splits_operators: plan.is_some_and(|plan| !plan.operators.is_empty()),
             sequence_parallel: plan.and_then(|plan| plan.sequence_parallel),
             sharding: plan.and_then(|plan| plan.execution?.sharding).unwrap_or_default(),

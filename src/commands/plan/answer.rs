@@ -263,16 +263,20 @@ pub fn shared(answer: &PlanAnswer) -> String {
                 shared.degree
             )
         }
-        None if shared.by_expert => format!(
+        None if shared.by_expert && shared.expert_parallel.is_none() => format!(
             "samples or positions in {degree} parts, one per device, each with one of {degree} parts of the experts and all other weights",
             degree = shared.degree
         ),
-        None => match shared.context_parallel {
-            Some(groups) => format!(
+        None => match (shared.context_parallel, shared.expert_parallel) {
+            (Some(groups), _) => format!(
                 "samples or positions in {groups} parts, each layer of a part on {} devices",
                 shared.degree / groups
             ),
-            None => format!("each layer on {} devices", shared.degree),
+            (None, Some(groups)) => format!(
+                "samples or positions in {groups} parts, each with one of {groups} parts of the experts and each layer on {} devices",
+                shared.degree / groups
+            ),
+            (None, None) => format!("each layer on {} devices", shared.degree),
         },
     };
     let mut text = format!(
@@ -300,7 +304,12 @@ pub fn shared(answer: &PlanAnswer) -> String {
                 (None, Some(least)) => format!("at least {}", Seconds(least)),
                 (None, None) => "no plan".to_string(),
             };
-            format!("{}{} {found}", one.degree, if one.by_expert { " by experts" } else { "" })
+            let by_experts = match (one.by_expert, one.groups) {
+                (true, Some(groups)) => format!(" by experts in {groups} parts"),
+                (true, None) => " by experts".to_string(),
+                (false, _) => String::new(),
+            };
+            format!("{}{by_experts} {found}", one.degree)
         })
         .collect();
     if !tried.is_empty() {

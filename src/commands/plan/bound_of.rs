@@ -3,7 +3,7 @@
 use partitioner::{MadeBy, Solution, Strategy};
 
 use super::request::PlanRequest;
-use crate::sharing::Way;
+use crate::sharing::{Around, Way};
 
 /// What all plans that were looked for have in common.
 #[derive(Clone, Default)]
@@ -39,12 +39,11 @@ impl BoundOf {
     /// Adds how devices share layers.
     pub(super) fn add_sharing(&mut self, degree: u32, way: Way<'_>) {
         match way {
-            Way::Layers(_, 1) => self.add(format!("each layer on {degree} devices")),
-            Way::Layers(_, groups) => {
-                self.add(format!(
-                    "sequences in {groups} parts, each layer on {} devices",
-                    degree / groups.max(1)
-                ));
+            Way::Layers(_, Around { groups: 1, .. }) => self.add(format!("each layer on {degree} devices")),
+            Way::Layers(_, Around { groups, by_expert }) => {
+                let what = if by_expert { "samples or positions, and experts," } else { "sequences" };
+                let each = degree / groups.max(1);
+                self.add(format!("{what} in {groups} parts, each layer on {each} devices"));
             }
             Way::Bands => self.add(format!("images in {degree} bands")),
             Way::Positions(_) => self.add(format!("sequences in {degree} parts")),

@@ -165,6 +165,11 @@ pub(super) fn planned_best(
     let most = if first.is_ok() { sharing::smallest_node(&request.cluster) } else { MOST };
     let degrees = degrees.filter(|degree| *degree <= most);
     let all = degrees.flat_map(|degree| ways.iter().map(move |way| (degree, *way)));
+    // Groups have several devices each.
+    let all = all.filter(|(degree, way)| {
+        let groups = way.around().groups;
+        groups == 1 || *degree > groups && degree.is_multiple_of(groups)
+    });
     let fits = all.filter(|(degree, way)| sharing::grouped(&request.cluster, *degree, way.option()).is_ok());
     let size = |found: &Result<(Asked, Planned), Unplanned>| {
         found.as_ref().ok().map(|(_, plan)| (plan.best.micro_batches, plan.best.seconds_each()))
@@ -186,14 +191,15 @@ pub(super) fn planned_best(
     let mut bound = bound_of(&first);
     let mut best = first;
     for (degree, way) in fits {
-        let by_expert = way == Way::Experts;
+        let groups = way.around().expert_parallel();
+        let by_expert = way == Way::Experts || groups.is_some();
         let shared = shared(whole, request, degree, way);
         let is_slower = |bound: &f64| *bound > ENOUGH * least;
         let by_work = shared.as_ref().ok().and_then(least_seconds);
         let at_least = by_work.filter(is_slower);
         if let Some(least) = at_least {
             bound = bound.min(least);
-            tried.push(SharedTried { degree, by_expert, at_least, ..SharedTried::default() });
+            tried.push(SharedTried { degree, by_expert, groups, at_least, ..SharedTried::default() });
             looked_at.push(degree);
             continue;
         }
@@ -202,7 +208,7 @@ pub(super) fn planned_best(
         // Without a plan near the best, the work bounds those that were not looked for.
         let unseen = by_work.filter(|_| is_limited && found.is_err());
         bound = bound.min(unseen.unwrap_or_else(|| bound_of(&found)));
-        tried.push(SharedTried { by_expert, ..with_plan(degree, &found) });
+        tried.push(SharedTried { by_expert, groups, ..with_plan(degree, &found) });
         if found.as_ref().err().is_none_or(Unplanned::is_no) {
             looked_at.push(degree);
         }

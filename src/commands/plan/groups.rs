@@ -57,7 +57,8 @@ impl Groups {
         });
         let answer = SharedAnswer {
             degree,
-            context_parallel: Some(way.groups()).filter(|groups| *groups > 1),
+            context_parallel: way.around().context_parallel(),
+            expert_parallel: way.around().expert_parallel(),
             operators: made.collect(),
             bands: shared.bands.map(|dim| dim as u32),
             whole_weights: shared.bands.is_none() && shared.cuts.is_empty() && operators.is_none(),
@@ -146,7 +147,7 @@ impl Groups {
         }
         plan.cuts = IndexMap::new();
         plan.operators = IndexMap::new();
-        plan.context_parallel = None;
+        (plan.context_parallel, plan.expert_parallel) = (None, None);
         Ok(plan)
     }
 
@@ -171,6 +172,7 @@ impl Groups {
         plan.cuts.clone_from(&self.cuts);
         plan.sequence_parallel = self.sequence_parallel;
         plan.context_parallel = self.answer.context_parallel;
+        plan.expert_parallel = self.answer.expert_parallel;
         if let Some((name, operators)) = &self.operators {
             plan.strategy = name.to_string();
             plan.operators.clone_from(operators);

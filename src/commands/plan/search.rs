@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     failure::{self, Failure},
-    sharing::{self, Way},
+    sharing::{self, Around, Way},
 };
 
 /// The most devices for which sharing of layers is searched unasked: each number of sharers takes as long as all else.
@@ -40,6 +40,23 @@ pub fn attempt(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     found.map(ranked)
 }
 
+/// Tells whether devices are to share something.
+fn is_asked(degree: Degree) -> bool {
+    !matches!(degree, Degree::IfNeeded | Degree::Of(1))
+}
+
+/// Returns how many devices of each group are to share layers, and what the groups share, if both are asked for in numbers.
+fn layers_of_groups(request: &PlanRequest) -> Option<(u32, Around)> {
+    let Degree::Of(each @ 2..) = request.tensor_parallel else { return None };
+    let (groups, by_expert) = match (request.context_parallel, request.expert_parallel) {
+        (Degree::Of(groups @ 2..), other) if !is_asked(other) => (groups, false),
+        (other, Degree::Of(groups @ 2..)) if !is_asked(other) => (groups, true),
+        _ => return None,
+    };
+    let is_free = request.on_first.is_empty() && !is_asked(request.spatial);
+    is_free.then_some((each, Around { groups, by_expert }))
+}
+
 /// Plans with micro-batches as large as the model's inputs.
 fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Planned), Unplanned> {
     if let Some(method) = request.operators {
@@ -51,14 +68,13 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
         return group_search::planned_operators(whole, request, method);
     }
     let unshared = |request: &PlanRequest| planned_alone(subject, request, f64::INFINITY);
-    let layers = Way::Layers(request.sequence_parallel, 1);
+    let layers = Way::Layers(request.sequence_parallel, Around::NONE);
     let ways = [
         (request.spatial, Way::Bands),
         (request.context_parallel, Way::Positions(&request.on_first)),
         (request.expert_parallel, Way::Experts),
         (request.tensor_parallel, layers),
     ];
-    let is_asked = |degree: Degree| !matches!(degree, Degree::IfNeeded | Degree::Of(1));
     if request.sequence_parallel.is_some() && !is_asked(request.tensor_parallel) {
         let message = "--sequence-parallel needs devices that share layers";
         return Err(Failure::input(message).with_hint("add --tensor-parallel N, or auto").into());
@@ -67,17 +83,12 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
         let message = "--on-first needs devices that share sequences";
         return Err(Failure::input(message).with_hint("add --context-parallel N, or auto").into());
     }
-    if let (Degree::Of(each @ 2..), Degree::Of(groups @ 2..)) =
-        (request.tensor_parallel, request.context_parallel)
-        && request.on_first.is_empty()
-        && !is_asked(request.spatial)
-        && !is_asked(request.expert_parallel)
-    {
+    if let Some((each, around)) = layers_of_groups(request) {
         let Subject::Model(whole) = subject else {
             return Err(Failure::input("--tensor-parallel is for traced models, not for profiles").into());
         };
-        let way = Way::Layers(request.sequence_parallel, groups);
-        return group_search::planned_by(whole, request, each.saturating_mul(groups), way);
+        let way = Way::Layers(request.sequence_parallel, around);
+        return group_search::planned_by(whole, request, each.saturating_mul(around.groups), way);
     }
     let mut asked = ways.into_iter().filter(|(degree, _)| is_asked(*degree));
     if let Some((degree, way)) = asked.next() {
@@ -87,7 +98,9 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
                 "{option} and {}: layers can be shared in only one of these ways",
                 other.option()
             ))
-            .with_hint("--tensor-parallel and --context-parallel go together, each with a number")
+            .with_hint(
+                "--tensor-parallel goes with --context-parallel or --expert-parallel, each with a number",
+            )
             .into());
         }
         let Subject::Model(whole) = subject else {
@@ -105,7 +118,10 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
         return found;
     }
     let mut shared = vec![layers];
-    shared.extend(sharing::has_experts(&whole.graph).then_some(Way::Experts));
+    if sharing::has_experts(&whole.graph) {
+        let of_groups = |groups| Way::Layers(request.sequence_parallel, Around { groups, by_expert: true });
+        shared.extend([Way::Experts, of_groups(2), of_groups(4)]);
+    }
     // Where one device has room for all, sharing layers seldom pays, and a search for each number would take its time; unless
     // memory, sums of gradients, or one part of the model make the plan slow.
     let is_slow = |problem: &Problem, best: &Solution| {

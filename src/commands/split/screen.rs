@@ -122,18 +122,18 @@ fn headline(found: &Found) -> String {
             format!(", each operator over {} devices in its own way", shared.degree)
         }
         None if shared.whole_weights => format!(", samples or positions in {} parts", shared.degree),
-        None if shared.by_expert => {
+        None if shared.by_expert && shared.expert_parallel.is_none() => {
             format!(", samples or positions, and experts, in {} parts", shared.degree)
         }
-        None => match shared.context_parallel {
-            Some(groups) => {
-                format!(
-                    ", samples or positions in {groups} parts, each layer on {} devices",
-                    shared.degree / groups
-                )
-            }
-            None => format!(", each layer on {} devices", shared.degree),
-        },
+        None => {
+            let groups = shared.context_parallel.or(shared.expert_parallel).unwrap_or(1);
+            let parts = match (groups, shared.by_expert) {
+                (1, _) => String::new(),
+                (groups, true) => format!(" samples or positions, and experts, in {groups} parts,"),
+                (groups, false) => format!(" samples or positions in {groups} parts,"),
+            };
+            format!(",{parts} each layer on {} devices", shared.degree / groups)
+        }
     });
     let shared = shared.unwrap_or_default();
     // A schedule orders stages: with one stage there is no choice.

@@ -273,26 +273,30 @@ def boxes_of(sizes, begin, end):
             begin = until
 
 
-def moved_part(sizes, shard, dim, blocks, part):
-    """Returns a part of a shard's part, cut as in `cut_part`, as a part of the whole tensor."""
-    length, boxes = part.size(dim) // blocks, []
-    for begin, values in part.boxes:
-        at, end = begin[dim], begin[dim] + values.size(dim)
-        while at < end:
-            block, inside = divmod(at, length)
-            until, place = min(end, (block + 1) * length), list(begin)
-            place[dim] = (block * shard.size + shard.rank) * length + inside
-            boxes.append((place, values.narrow(dim, at - begin[dim], until - at)))
-            at = until
-    return Part(sizes, boxes)
+def moved_part(cut, part):
+    """Returns a part of a rank's part, cut as in `cut_part`, as a part of the whole tensor."""
+    for shard, dim, blocks in reversed(cut):
+        sizes, boxes = list(part.shape), []
+        length = sizes[dim] // blocks
+        sizes[dim] *= shard.size
+        for begin, values in part.boxes:
+            at, end = begin[dim], begin[dim] + values.size(dim)
+            while at < end:
+                block, inside = divmod(at, length)
+                until, place = min(end, (block + 1) * length), list(begin)
+                place[dim] = (block * shard.size + shard.rank) * length + inside
+                boxes.append((place, values.narrow(dim, at - begin[dim], until - at)))
+                at = until
+        part = Part(sizes, boxes)
+    return part
 
 
-def cut_part(sizes, shard, dim, blocks, values):
-    """Returns a shard's part of a tensor, one of whose dimensions consists of `blocks` equal blocks, each of which is
-    cut.
+def cut_part(cut, values):
+    """Returns a rank's part of a tensor: `cut` has, outermost first, shards, the dimension that they cut, and its equal blocks,
+    each of which is cut.
 
     Without blocks the first shard has all of it, and the others none.
     """
-    if blocks == 0:
-        return values if shard.rank == 0 else None
-    return moved_part(sizes, shard, dim, blocks, Part(values.shape, [([0] * values.dim(), values)]))
+    if cut[0][2] == 0:
+        return values if cut[0][0].rank == 0 else None
+    return moved_part(cut, Part(values.shape, [([0] * values.dim(), values)]))

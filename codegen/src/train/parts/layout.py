@@ -6,6 +6,7 @@ import os
 import re
 import sys
 
+from train_parts.cuts import cuts_of
 from train_parts.stages import form_of
 
 
@@ -77,11 +78,12 @@ def refuse_shards(manifest, arguments):
     groups = manifest.get("shard_groups") or 1
     if arguments.shards % groups or arguments.shards == groups > 1:
         sys.exit(f"{shards}: these stages are for {groups} groups of shards: use a multiple of that, or {own}")
-    is_on_first = any(blocks == 0 for about in manifest["stages"] for _, blocks in (about.get("cuts") or {}).values())
+    cuts_in = [cuts_of(about) for about in manifest["stages"]]
+    is_on_first = any(cut[1] == 0 for cuts in cuts_in for cut in cuts.values())
     if arguments.sharding != "none" and is_on_first:  # buckets of another size round otherwise, and copies drift apart
         sys.exit(f"--sharding {arguments.sharding} cannot be combined with {shards}, the first of which has parameters alone: use --sharding none, or {own}")
     for tied in manifest["tied"]:
-        cuts = [(manifest["stages"][holder["stage"]].get("cuts") or {}).get(holder["name"]) for holder in tied["holders"]]
+        cuts = [cuts_in[holder["stage"]].get(holder["name"]) for holder in tied["holders"]]
         if any(cut != cuts[0] for cut in cuts):
             names = " and ".join(sorted({f"`{holder['name']}`" for holder in tied["holders"]}))
             sys.exit(f"{shards}: {names} are one parameter, cut in different ways: use {own}")

@@ -41,11 +41,8 @@ class Saved:
                 owners.setdefault(name, about["stage"])
 
         def is_own(held, number, tensor):
-            replica = self.replica_of(held)
-            if tensor in self.cuts:  # each shard of a group has another part
-                alike = shards // layout.group_size
-                return number % (copies * alike) == replica * alike + self.shard // layout.group_size
-            return number % (copies * shards) == replica * shards + self.shard
+            own, alike = self.cuts.alike(tensor, self.shard, shards)
+            return number % (copies * alike) == self.replica_of(held) * alike + own
 
         for held, module in self.modules.items():
             stage, replica = held % layout.count, self.replica_of(held)

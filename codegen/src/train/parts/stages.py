@@ -119,7 +119,7 @@ def load_stage(about, form, device, waits=False, groups=(), offload=None):
         tensors = module.PARAMETERS | module.FROZEN | module.BUFFERS
         for name, cut in module.CUTS.items():
             try:
-                own["shard"].sizes(tensors[name][0], *cut, name)
+                own["shard"].part_sizes(name, tensors[name][0], *cut)
             except ValueError as error:
                 sys.exit(str(error))
     weights = f"stages/{files['weights']}"

@@ -72,21 +72,25 @@ pub fn through(subject: &Subject<'_>) -> Option<Vec<Axis>> {
     Some(all)
 }
 
-/// Exchanges between groups of devices, which are sums of slices, or slices: all dimensions but those along which they go.
+/// Exchanges between groups of devices, which are sums of slices, slices, or rows at positions: all dimensions but those along
+/// which they go. What says where rows go is whole.
 pub fn exchanged(subject: &Subject<'_>) -> Option<Vec<Axis>> {
-    let [leaf] = subject.leaves.as_slice() else { return None };
+    let (leaf, routing) = subject.leaves.split_first()?;
     let count = match subject.operator.short_name() {
         "shard_copy" | "shard_weight" | "shard_reduce" | "shard_once" => 0,
         "shard_exchange" => 2,
         _ => 1,
     };
-    let along = (1..=count).map(|at| usize::try_from(integer(subject.call.at(at))?).ok());
-    let along: Vec<usize> = along.collect::<Option<_>>()?;
+    let numbers = || (1..=count).map(|at| usize::try_from(integer(subject.call.at(at))?).ok());
+    let along: Vec<usize> = if routing.is_empty() { numbers().collect::<Option<_>>()? } else { vec![0] };
+    let made = |first: Side| {
+        let leaves = std::iter::once(first).chain(routing.iter().map(|_| Side::Whole));
+        Axis::new(leaves.collect(), first)
+    };
     let mut all = each_cut(subject, &leaf.sizes, |dim, blocks| {
-        let axis = Axis::new(vec![Side::Cut(dim, blocks)], Side::Cut(dim, blocks));
-        (!along.contains(&dim)).then_some(axis)
+        (!along.contains(&dim)).then(|| made(Side::Cut(dim, blocks)))
     });
-    all.push(Axis::new(vec![Side::Sum], Side::Sum).on_terms());
+    all.push(made(Side::Sum).on_terms());
     Some(all)
 }
 

@@ -339,6 +339,14 @@ fn axes(subject: &Subject<'_>) -> Vec<Axis> {
 fn strategy(subject: &Subject<'_>, axis: Axis) -> Option<Strategy> {
     let degree = subject.context.degree;
     let in_bands = subject.images.is_some();
+    let is_uneven = |value: &ValueId| subject.context.uneven.contains(value);
+    let cuts_uneven = subject.leaves.iter().zip(&axis.leaves).any(|(leaf, side)| {
+        matches!((leaf.source, side), (Source::Value(value), Side::Cut(0, _)) if is_uneven(&value))
+    });
+    if cuts_uneven || matches!(axis.gives, Side::Cut(0, _)) && subject.operator.outputs.iter().any(is_uneven)
+    {
+        return None;
+    }
     let cut = |sizes: &[u64], dim: usize, blocks: u64| {
         if !in_bands {
             let slice = Slice { dim, blocks };

@@ -3,6 +3,7 @@
 use super::{Axis, Side, each_cut, elementwise::broadcast};
 use crate::layout::{
     Layout, Routed, Slice, Source, Strategy,
+    sharded::INPUT,
     strategy::{Need, Special},
     subject::Subject,
 };
@@ -116,7 +117,8 @@ pub fn grouped(subject: &Subject<'_>) -> Option<Vec<Axis>> {
 /// The rows and matrices of a grouped product, and the ends of the runs; calls with a bias or another data type are not
 /// cut.
 fn grouped_leaves(subject: &Subject<'_>) -> Option<[usize; 3]> {
-    let leaves = [subject.leaf("self")?, subject.leaf("mat2")?, subject.leaf("offs")?];
+    let input = subject.leaf("self").or_else(|| subject.leaf(INPUT))?;
+    let leaves = [input, subject.leaf("mat2")?, subject.leaf("offs")?];
     let ranks = leaves.map(|at| subject.leaves[at].sizes.len());
     let is_plain = !subject.call.has("bias") && !subject.call.has("out_dtype");
     (ranks == [2, 3, 1] && subject.leaves.len() == 3 && is_plain).then_some(leaves)
@@ -131,6 +133,9 @@ pub fn grouped_sizes(subject: &Subject<'_>) -> Option<(u64, u64)> {
 /// Returns how a grouped product routes rows to experts, and the number of rows.
 pub fn routed(subject: &Subject<'_>) -> Option<(Routed, u64)> {
     let [.., offsets] = grouped_leaves(subject)?;
+    if subject.is_of_groups() {
+        return None; // Rows are those of a group's experts, the ends those of all.
+    }
     let (experts, rows) = grouped_sizes(subject)?;
     let Source::Value(offsets) = subject.leaves[offsets].source else { return None };
     let degree = subject.context.degree;
