@@ -644,11 +644,37 @@ fn experts_and_layers_are_shared_at_once() {
     assert!(is_split, "{said}");
     let (is_same, said) = check_forked(&out, 8, &[]);
     assert!(is_same && said.contains("on 8 ranks") && said.contains("the same"), "{said}");
-    // Unasked they are looked at where no single device holds all.
-    let small = path("small.yaml");
-    fs::write(&small, text.replace("60000000000", "500000")).unwrap();
-    let (is_planned, said) = command(&["plan", model, "--cluster", &small, "--stages", "1"]);
-    assert!(is_planned && said.contains("8 by experts in 4 parts"), "{said}");
+    // Unasked they are looked at where no single device holds all. More memory makes no plan slower.
+    let (source, model) = (path("wide.py"), path("wide.pt"));
+    fs::write(&source, attentive_mixture().replace("192", "552").replace("96", "276")).unwrap();
+    let (is_traced, said) =
+        command(&["trace", &format!("{source}:Mixture"), "--input", "4x6:int64", "-o", &model]);
+    assert!(is_traced, "{said}");
+    let seconds = ["350000", "400000"].map(|memory| {
+        let small = path("small.yaml");
+        fs::write(&small, text.replace("60000000000", memory)).unwrap();
+        let asked = ["plan", &model, "--cluster", &small, "--stages", "1", "--format", "json"];
+        let out = Command::new(env!("CARGO_BIN_EXE_model-analyze")).args(asked).output().unwrap();
+        let answer: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert_eq!(answer["shared"]["expert_parallel"], 4, "{answer}");
+        answer["step_seconds"].as_f64().unwrap() / answer["micro_batches"].as_f64().unwrap()
+    });
+    assert!(seconds[1] <= seconds[0], "{seconds:?}");
+    // Where the devices of a group cut no weight they have a part of its tokens each, and all experts of the group.
+    let (source, model, folder) = (path("odd.py"), path("odd.pt"), path("odd"));
+    fs::write(&source, attentive_mixture().replace("192", "184").replace("96", "92")).unwrap();
+    let (is_traced, said) =
+        command(&["trace", &format!("{source}:Mixture"), "--input", "4x6:int64", "-o", &model]);
+    assert!(is_traced, "{said}");
+    let six = path("six.yaml");
+    fs::write(&six, text.replace("count: 8", "count: 6")).unwrap();
+    let asked = ["--cluster", &six, "--tensor-parallel", "3", "--expert-parallel", "2", "--stages", "1"];
+    let (is_split, said) = command(&[&["split", &model][..], &asked, &["-o", &folder]].concat());
+    assert!(is_split && said.contains("samples or positions, and experts, in 2 parts"), "{said}");
+    let stage = fs::read_to_string(format!("{folder}/stages/stage_0.py")).unwrap();
+    assert!(stage.contains("\"layers.0.experts.down\": (None, 1, 0),"), "{stage}");
+    let (is_same, said) = command(&["verify", &folder, "--float64", "--steps", "2"]);
+    assert!(is_same && !said.contains("PLANNED"), "{said}");
 }
 
 /// The mixture with attention in front of its experts.

@@ -190,11 +190,14 @@ pub(super) fn planned_best(
     let mut least = seconds_of(&first).unwrap_or(f64::INFINITY);
     let mut bound = bound_of(&first);
     let mut best = first;
-    for (degree, way) in fits {
+    // Groups of devices that share something first are seldom faster: they come last, and are only of use if they are.
+    let (single, grouped): (Vec<_>, Vec<_>) = fits.partition(|(_, way)| way.around().groups == 1);
+    for (degree, way) in single.into_iter().chain(grouped) {
         let groups = way.around().expert_parallel();
+        let enough = if groups.is_some() { 1.0 } else { ENOUGH };
         let by_expert = way == Way::Experts || groups.is_some();
         let shared = shared(whole, request, degree, way);
-        let is_slower = |bound: &f64| *bound > ENOUGH * least;
+        let is_slower = |bound: &f64| *bound > enough * least;
         let by_work = shared.as_ref().ok().and_then(least_seconds);
         let at_least = by_work.filter(is_slower);
         if let Some(least) = at_least {
@@ -204,7 +207,7 @@ pub(super) fn planned_best(
             continue;
         }
         let is_limited = least < f64::INFINITY;
-        let found = shared.and_then(|shared| planned_of(shared, ENOUGH * least));
+        let found = shared.and_then(|shared| planned_of(shared, enough * least));
         // Without a plan near the best, the work bounds those that were not looked for.
         let unseen = by_work.filter(|_| is_limited && found.is_err());
         bound = bound.min(unseen.unwrap_or_else(|| bound_of(&found)));

@@ -61,7 +61,10 @@ impl Groups {
             expert_parallel: way.around().expert_parallel(),
             operators: made.collect(),
             bands: shared.bands.map(|dim| dim as u32),
-            whole_weights: shared.bands.is_none() && shared.cuts.is_empty() && operators.is_none(),
+            whole_weights: shared.bands.is_none()
+                && shared.cuts.is_empty()
+                && !shared.by_expert
+                && operators.is_none(),
             by_expert: shared.by_expert,
             on_first: cuts.iter().filter(|(_, cut)| cut.on_first).map(|(name, _)| name.clone()).collect(),
             split_flops: shared.split_share,
