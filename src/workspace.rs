@@ -278,7 +278,7 @@ impl Workspace {
             degree,
             links: sharing::links(cluster, degree, stride),
             of_groups: stride > 1,
-            uneven: self.shared.as_ref().map(|shared| &shared.uneven),
+            part: self.shared.as_ref(),
         }
     }
 

@@ -108,7 +108,7 @@ fn no_split_that_can_be_written_is_faster() {
             degree,
             links: links(&cluster, degree, 1),
             of_groups: false,
-            uneven: None,
+            part: None,
         };
         let search = OperatorSearch { name: "optcnn", random: None, optimizer_factor: 2.0, micro_batches: 1 };
         let context = Context::of_all(&graph, u64::from(degree));
@@ -175,7 +175,7 @@ fn splits_are_chosen_by_times_of_rounded_products() {
             degree: 2,
             links,
             of_groups: false,
-            uneven: None,
+            part: None,
         };
         subject.predicted(graph, costs).expect("it has a time").operator(OperatorId(0)).forward.seconds
     };

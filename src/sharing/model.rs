@@ -275,8 +275,8 @@ pub struct Subject<'a> {
     pub links: collective::Group,
     /// Whether each is a group of devices, which share its part further.
     pub of_groups: bool,
-    /// Values with unequal numbers of rows on groups, of which this is one's part.
-    pub uneven: Option<&'a BTreeSet<ValueId>>,
+    /// What groups of devices have shared already, if this is the part of one.
+    pub part: Option<&'a SharedModel>,
 }
 
 impl<'a> Subject<'a> {
@@ -311,15 +311,18 @@ impl<'a> Subject<'a> {
         let mut contexts = contexts(self, way)?;
         for context in &mut contexts {
             context.of_groups = self.of_groups;
-            context.uneven = self.uneven.cloned().unwrap_or_default();
+            context.uneven = self.part.map(|part| part.uneven.clone()).unwrap_or_default();
         }
         let (_, figures) = self.figures()?;
         let predicted = self.predicted(graph, costs)?;
+        // What groups exchange takes less time if each device of a group sends a part.
+        let exchanged = self.part.map(|part| part.exchange_seconds(graph)).unwrap_or_default();
         let seconds = |id: OperatorId| {
             let one = predicted.operator(id);
             let whole = one.forward.seconds + one.input_gradient.seconds + one.weight_gradient.seconds;
+            let sent = exchanged.get(&id).map_or(0.0, |(forward, backward)| forward + backward);
             // The time of the host or of a launch does not shrink with the parts.
-            (whole, if one.is_launch_bound { 0.0 } else { whole })
+            (whole + sent, if one.is_launch_bound { 0.0 } else { whole } + sent)
         };
         let flops = |id: OperatorId| costs.operator(id).forward_flops as f64;
         let all = || (0..graph.operators.len() as u32).map(OperatorId);
