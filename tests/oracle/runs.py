@@ -313,6 +313,50 @@ def refused(cases):
     return f"{len(faults) + 1} faults"
 
 
+OWN_ORDER = """
+
+import os
+
+import numpy
+
+
+class Shuffled:
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __iter__(self):
+        rows, order = Rows(0, 1, 42), ORDER
+        for at in range(0, 42 - self.samples, self.samples):
+            items = [rows[int(number)] for number in order[at : at + self.samples]]
+            yield CHANGED(torch.stack([x for x, _ in items])), {"tokens": torch.stack([y["tokens"] for _, y in items])}
+
+
+def loader(replica, replicas, samples):
+    return Shuffled(samples)
+"""
+
+
+def orders(cases):
+    """Stages that load for themselves have the same batches: numpy's numbers are seeded, too, and other orders are refused."""
+    run = Trained(cases, "resnet_plain", 2)
+    own = "numpy.random.default_rng(int(os.environ['RANK']))"  # as two processes draw that were given no seed
+    made = lambda order, change="": loading(cases.place, more=OWN_ORDER.replace("ORDER", order).replace("CHANGED", change))  # noqa: E731
+    _, text = run.run(2, "--task", made(f"{own}.permutation(42)"), *two(4), fails=True)
+    if "loader() of the task gives the ranks of replica 0 different targets: each" not in text or "Traceback" in text:
+        raise Failed(text)
+    _, text = run.run(2, "--task", made("range(42)", f"(lambda x: x + {own}.random())"), *two(4), "--steps", "2")
+    if "different inputs, with equal targets" not in text:
+        raise Failed(text)
+    seen = []
+    for number in range(2):  # the state that a process has of itself changes nothing
+        path = Path(made("numpy.random.permutation(42)"))
+        path.write_text(path.read_text().replace("import numpy\n", f"import numpy\n\nnumpy.random.seed({number} + 2 * int(os.environ['RANK']))\n"))
+        lines, _ = run.run(2, "--task", str(path), *two(4))
+        seen.append([line["loss"] for line in lines])
+    near(*seen, "losses", 0.0)
+    return "one order on both ranks"
+
+
 def validated(cases, model, world, replicas, *arguments, stages=2):
     """Values are those of the eager model in eval mode with the trained weights; training is what it is without."""
     path, pipelines = task(cases.place, "picture", more=VALIDATION), max(map(int, str(replicas).split(",")))
@@ -489,6 +533,10 @@ def cases():
         "resume, shuffled loader": lambda c: resumed(
             c, loading(c.place, True), "resnet_plain", ("--replicas", "2", *two(2)), ("--replicas", "2", *two(2))
         ),
+        "resume, a generator of the loader": lambda c: resumed(
+            c, loading(c.place, "True, generator=torch.Generator().manual_seed(3)"), "resnet_plain", two(4), two(4)
+        ),
+        "orders of loaders": orders,
         "resume, other stages and replicas": lambda c: resumed(
             c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--sharding", "zero1", *two(2)),
             ("--replicas", "2", "--sharding", "zero3", *two(2)), False, more=1

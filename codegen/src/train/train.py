@@ -69,7 +69,7 @@ try:
     from train_parts.checkpoints import Checkpoints
     from train_parts.counts import peak_of
     from train_parts.cuts import Cuts, compare_data
-    from train_parts.data import Batches
+    from train_parts.data import Batches, compare_loaders
     from train_parts.executor import Executor
     from train_parts.failures import failed, go_on, need_gpus
     from train_parts.fsdp import FullySharded
@@ -326,6 +326,7 @@ class Run(Groups, Saved):
         for pipeline in self.pipelines if any(self.wants) else ():
             made = Batches(self.task, pipeline.number, self.layout.pipelines, arguments.micro_batches)
             self.batches[pipeline.number] = made
+        compare_loaders(self)
         # Steps without an end, and updates before it, need sums at once.
         shards = [module.shard for module in self.modules.values() if hasattr(module, "shard")]
         self.summed_later = [] if self.sends_slices or arguments.updates else [each for shard in shards for each in (shard, shard.outer) if each.size > 1]
@@ -375,6 +376,7 @@ class Run(Groups, Saved):
         if ended:  # all start the next epoch together
             for loader in loaders:
                 loader.begin(loader.epoch + 1)
+            compare_loaders(self)
         if self.offload.mode != "none":
             known["offload"] = self.offloaded()
         return loss, known

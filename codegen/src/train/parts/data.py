@@ -6,6 +6,10 @@ import sys
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
+
+from train_parts.cuts import digest
+from train_parts.stages import note
 
 
 class Batches:
@@ -46,7 +50,8 @@ class Loader:
     """An iterable of (inputs, targets), prefetched by one batch, restarted every epoch.
 
     Its random numbers depend on seed, epoch and batch, so that a run resumed from a checkpoint gets the same next
-    batches. Torch's own sampler is given the epoch.
+    batches. Torch's own sampler is given the epoch. A generator of the loader's own begins the first epoch as the task
+    left it, and later ones by its seed and the epoch.
     """
 
     def __init__(self, make, name, seed, replica, replicas, samples):
@@ -54,6 +59,7 @@ class Loader:
         with drawn(seed):  # a shuffle in its constructor is the same for all replicas
             self.iterable = make(replica, replicas, samples)
         self.check()
+        self.generators = [(generator, generator.get_state()) for generator in generators_of(self.iterable)]
         self.epoch, self.taken, self.step, self.current = 0, 0, None, None
         self.begin(0)
 
@@ -72,6 +78,10 @@ class Loader:
         for sampler in (getattr(self.iterable, "sampler", None), self.iterable):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
+        for generator, state in self.generators:
+            generator.set_state(state)
+            if epoch:
+                generator.manual_seed(mixed(generator.initial_seed(), epoch))
         with drawn(self.seed, epoch, self.replica):
             try:
                 self.iterator = iter(self.iterable)
@@ -105,18 +115,65 @@ class Loader:
 
 @contextmanager
 def drawn(*numbers):
-    """Seeds random numbers inside, and restores the generators afterwards."""
-    before, states = random.getstate(), torch.default_generator.get_state()
-    seed = 0
-    for number in numbers:
-        seed = (seed * 1_000_003 + number + 1) % (1 << 61)
+    """Seeds random numbers inside, those of numpy, too, and restores the generators afterwards."""
+    numpy = sys.modules.get("numpy")
+    before, states, others = random.getstate(), torch.default_generator.get_state(), numpy and numpy.random.get_state()
+    seed = mixed(*numbers)
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
+    if numpy:
+        numpy.random.seed(seed % (1 << 32))
     try:
         yield
     finally:
         random.setstate(before)
         torch.default_generator.set_state(states)
+        if numpy:
+            numpy.random.set_state(others)
+
+
+def mixed(*numbers):
+    seed = 0
+    for number in numbers:
+        seed = (seed * 1_000_003 + number + 1) % (1 << 61)
+    return seed
+
+
+def generators_of(iterable):
+    """Returns the generators that a DataLoader and its samplers were given."""
+    batches = getattr(iterable, "batch_sampler", None)
+    holders = (iterable, getattr(iterable, "sampler", None), batches, getattr(batches, "sampler", None))
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def compare_loaders(run, loaders=None):
+    """Exits if ranks of one replica have loaders with different batches; all ranks call this, when an epoch begins.
+
+    The first stage takes the inputs and the last one the targets of loaders of their own, so these must agree. Loaders are
+    by replica, those of training if not given.
+    """
+    name = "loader()" if loaders is None else "validation()"
+    if loaders is None:
+        if not hasattr(run.task.file, "loader"):
+            return
+        loaders = {number: batches.loader for number, batches in run.batches.items()}
+    none = -(1 << 40)
+    found = torch.full((run.layout.pipelines, 2, 2), none)
+    for number, loader in loaders.items():
+        for place, value in enumerate(loader.batch):
+            found[number, place] = torch.tensor([digest(value, 0), -digest(value, 0)])  # the largest, and the least
+    found = found.to(run.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    most, least = found[..., 0], -found[..., 1]
+    differs = ((most != least) & (most != none)).tolist()
+    takers = {about["stage"] for about in run.manifest["stages"] for port in about["inputs"] if port["from"].startswith("input:")}
+    for number, (inputs, targets) in enumerate(differs):
+        said = f"{name} of the task gives the ranks of replica {number} different {'targets' if targets else 'inputs'}"
+        if targets or (inputs and len(takers) > 1):
+            sys.exit(f"{said}: each makes a loader of its own, and its batches must not depend on a generator without a seed, on hashes or on the order of a folder")
+        if inputs:
+            note(f"{said}, with equal targets: right if they differ in random changes to a sample alone, which a resumed run does not repeat")
 
 
 def whole_batch(batches, step, device):

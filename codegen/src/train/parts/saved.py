@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch import nn
 
 from train_parts.checkpoints import ABOUT, Part, Weights, flat_part, last_checkpoint, load_into, tensors_in
+from train_parts.data import compare_loaders
+from train_parts.stages import note
 
 
 class Saved:
@@ -114,6 +116,7 @@ class Saved:
             for batches in self.batches.values():
                 own = batches.loader.samples * self.layout.pipelines
                 batches.loader.begin(position["epoch"], position["samples"] // own)
+            compare_loaders(self)
         if self.rank == 0:
             print(f"resumed after step {self.start}", file=sys.stderr, flush=True)
 

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from train_parts.data import Loader, moved, split_inputs, split_targets
+from train_parts.data import Loader, compare_loaders, moved, split_inputs, split_targets
 
 
 class WithoutDropout(TorchFunctionMode):
@@ -30,6 +30,7 @@ class Validation:
         }
         for loader in self.loaders.values():
             self.cut(loader.batch)
+        compare_loaders(run, self.loaders)
 
     def cut(self, batch):
         task, count = self.run.task, self.run.arguments.micro_batches
