@@ -357,6 +357,34 @@ def orders(cases):
     return "one order on both ranks"
 
 
+SOME = """
+
+def validate(outputs, target):
+    COUNTED.append(1)
+    return {"hits": (outputs[0].argmax(1) == target["tokens"].argmax(1)).double().mean()} | ({"some": 3.0} if len(COUNTED) % 3 == 0 else {})
+
+
+COUNTED = []
+"""
+
+
+def sometimes(cases):
+    """A value is the mean over the micro-batches that have it, on whichever replica; inputs may be a dict."""
+    named = VALIDATION.replace("found.append((x,", "found.append(({NAME: x},")
+    run = Trained(cases, "resnet_plain", 1)
+    name = json.loads((run.out / "stages/manifest.json").read_text())["inputs"][0]["name"]
+    path = task(cases.place, "picture", more=named.replace("NAME", repr(name)) + SOME)
+    lines, _ = run.run(2, "--task", path, "--replicas", "2", *two(2), "--steps", "2")
+    [found] = [line["validation"] for line in lines if "validation" in line]
+    if found.get("some") != 3.0 or not 0 <= found["hits"] <= 1:
+        raise Failed(f"{found}")
+    path = task(cases.place, "picture", more=VALIDATION + "\n\ndef validate(outputs, target):\n    return outputs[0].argmax(1)\n")
+    _, text = run.run(1, "--task", path, *two(2), "--steps", "1", fails=True)
+    if "validate() of the task returns Tensor, not a dict of numbers" not in text or "Traceback" in text:
+        raise Failed(text)
+    return "3 of 9 micro-batches have it"
+
+
 def validated(cases, model, world, replicas, *arguments, stages=2):
     """Values are those of the eager model in eval mode with the trained weights; training is what it is without."""
     path, pipelines = task(cases.place, "picture", more=VALIDATION), max(map(int, str(replicas).split(",")))
@@ -537,6 +565,7 @@ def cases():
             c, loading(c.place, "True, generator=torch.Generator().manual_seed(3)"), "resnet_plain", two(4), two(4)
         ),
         "orders of loaders": orders,
+        "validation, values of some": sometimes,
         "resume, other stages and replicas": lambda c: resumed(
             c, task(c.place, "gpt", **ADAM), "gpt2_tiny", ("--replicas", "2", "--sharding", "zero1", *two(2)),
             ("--replicas", "2", "--sharding", "zero3", *two(2)), False, more=1

@@ -1,5 +1,7 @@
 """Validation: forward passes only, through the same stages, over the task's own data."""
 
+import sys
+
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
@@ -35,13 +37,12 @@ class Validation:
     def cut(self, batch):
         task, count = self.run.task, self.run.arguments.micro_batches
         inputs, targets = batch
-        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         made = split_inputs(task, inputs, self.samples, count, "validation()")
         return made, split_targets(task, targets, self.samples, count, "the targets of validation()")
 
     @torch.no_grad()
     def all(self):
-        """Returns the mean of each value over all micro-batches and replicas, and the number of samples."""
+        """Returns the mean of each value over the micro-batches of all replicas that have it, and the number of samples."""
         run = self.run
         for loader in self.loaders.values():
             loader.begin(0)
@@ -56,13 +57,16 @@ class Validation:
                     self.forward(pipeline, sums)
         for module, mode in modes:
             module.train(mode)
-        if not sums:
+        if not rounds or run.rank not in run.reporters:
             return None, 0
-        total = torch.tensor(list(sums.values()), dtype=torch.float64, device=run.device)
+        found = [sums] * len(run.reporters)
         if len(run.reporters) > 1:
-            dist.all_reduce(total, group=run.groups[tuple(run.reporters)])
-        count = rounds * run.arguments.micro_batches * run.layout.pipelines
-        return dict(zip(sums, (total / count).tolist())), rounds * self.samples * run.layout.pipelines
+            dist.all_gather_object(found, sums, group=run.groups[tuple(run.reporters)])
+        means = {}
+        for name in dict.fromkeys(name for each in found for name in each):
+            total, count = map(sum, zip(*(each[name] for each in found if name in each)))
+            means[name] = total / count
+        return means, rounds * self.samples * run.layout.pipelines
 
     def is_over(self):
         flag = torch.tensor(float(any(loader.has_ended for loader in self.loaders.values())), device=self.run.device)
@@ -88,7 +92,8 @@ class Validation:
                 outputs = wrapped(*received, **part) if stage else wrapped(**part)
                 if stage == last:
                     for name, value in self.values(outputs, target).items():
-                        sums[name] = sums.get(name, 0.0) + float(value)
+                        total, count = sums.get(name, (0.0, 0))
+                        sums[name] = total + float(value), count + 1
                 elif owner[stage + 1] != run.rank:
                     for tensor in outputs:
                         sent.append((dist.isend(tensor, dst=owner[stage + 1], group=pipeline.group), tensor))
@@ -100,5 +105,17 @@ class Validation:
         with self.run.autocast():
             found = {"loss": task.loss(outputs, target)}
             if hasattr(task.file, "validate"):
-                found |= task.file.validate(outputs, target)
+                found |= checked(task.file.validate(outputs, target))
         return found
+
+
+def checked(found):
+    """Exits unless these are numbers by name."""
+    if not isinstance(found, dict):
+        sys.exit(f"validate() of the task returns {type(found).__name__}, not a dict of numbers by their names")
+    for name, value in found.items():
+        is_number = value.numel() == 1 if isinstance(value, torch.Tensor) else hasattr(type(value), "__float__")
+        if not isinstance(name, str) or not is_number:
+            what = f"a tensor of {value.numel()} numbers" if isinstance(value, torch.Tensor) else type(value).__name__
+            sys.exit(f"validate() of the task returns {what} as {name!r}, not one number by its name")
+    return found
