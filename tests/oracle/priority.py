@@ -84,14 +84,14 @@ def resumed(cases):
 def refused(cases):
     """What does not go with slices is one line, before the first step."""
     run, tied = folder(cases, "resnet_plain", 1), folder(cases, "gpt2_tiny", 2)
-    whole = task(cases.place, "picture", clip=None, old="torch.optim.SGD(parameters, lr=0.1, momentum=0.9)", new="torch.optim.LBFGS(list(parameters[0]['params']))")
+    whole = task(cases.place, "picture", clip=None, old="torch.optim.SGD(parameters, lr=0.1, momentum=0.9)", new="torch.optim.Adafactor(list(parameters[0]['params']))")
     faults = [
         ("--check cannot be combined with --sync p3: use --sync buckets", run, ("--check",)),
         ("--clip 1.0 cannot be combined with --sync p3", run, ("--clip", "1.0")),
         ("`clip` of the task cannot be combined with --sync p3", run, ("--task", task(cases.place, "picture"))),
         ("--sharding zero1 cannot be combined with --sync p3", run, ("--sharding", "zero1")),
         ("--dtype fp16 cannot be combined with --sync p3", run, ("--dtype", "fp16")),
-        ("--sync with slices cannot be combined with LBFGS", run, ("--task", whole)),
+        ("--sync with slices cannot be combined with Adafactor", run, ("--task", whole)),
         ("are one parameter of several stages", tied, ()),
     ]
     for message, out, arguments in faults:

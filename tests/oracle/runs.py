@@ -289,6 +289,13 @@ def refused(cases):
         "loader() of the task gives no batch": (loading(cases.place, more="\n\ndef loader(*_):\n    return []\n"),),
         "gives Tensor, not pairs": (loading(cases.place, more="\n\ndef loader(*_):\n    return [torch.zeros(3)]\n"),),
         "returns int, which is not iterable": (loading(cases.place, more="\n\ndef loader(*_):\n    return 3\n"),),
+        "lr(0) of the task returns None": (picture(old="return 0.02 * min(1.0, (step + 1) / 4)", new="pass"),),
+        "lr(0) of the task returns nan": (picture(old="return 0.02 * min(1.0, (step + 1) / 4)", new="return float('nan')"),),
+        "a step of LBFGS needs a closure": (picture(old="SGD(parameters, lr=0.1, momentum=0.9)", new="LBFGS([p for group in parameters for p in group['params']])"),),
+        "the task ended this rank by sys.exit(0)": (picture(more="\n\nimport sys\n\nsys.exit(0)\n"),),
+        "target()['tokens'] of the task returned targets as numpy.ndarray": (picture(old="torch.randn(samples, 10, generator=generator)", new="torch.randn(samples, 10).numpy()"),),
+        "--schedule foo is none of 1F1B, GPipe": (picture(), "--schedule", "foo"),
+        "--save cannot be combined with --single": (picture(), "--single", "--save", "nowhere"),
         "cannot shard the update of Muon": (
             picture(old="SGD(parameters, lr=0.1, momentum=0.9)", new="Muon([p for p in parameters if p.dim() == 2])", clip=1.0),
             "--replicas", "2", "--sharding", "zero1",
@@ -311,6 +318,24 @@ def refused(cases):
     if "rank 0: " not in text and "a batch norm sees one value per channel, so `layer4" not in text or "Traceback" in text or lines:
         raise Failed(text)
     return f"{len(faults) + 1} faults"
+
+
+def another_optimizer(cases):
+    """The state of one optimizer is no other's."""
+    first, then, run = task(cases.place, "picture"), task(cases.place, "picture", **ADAM), Trained(cases, "resnet_plain", 1)
+    run.run(1, "--task", first, *two(4), "--steps", "1", "--save", "another")
+    lines, text = run.run(1, "--task", then, *two(4), "--steps", "2", "--save", "another", "--resume", fails=True)
+    if "the checkpoint has the state of SGD, and the optimizer here is AdamW" not in text or "Traceback" in text or lines:
+        raise Failed(text)
+    path = Path(task(cases.place, "picture", **SCHEDULED))
+    _, text = run.run(1, "--task", str(path), *two(4), "--steps", "2", "--save", "another", "--resume")
+    if "the checkpoint has no scheduler: OneCycleLR begins at its first step" not in text:
+        raise Failed(text)
+    path.write_text(path.read_text().replace("OneCycleLR(optimizer, 0.1, total_steps=12)", "ExponentialLR(optimizer, 0.9)"))
+    _, text = run.run(1, "--task", str(path), *two(4), "--steps", "3", "--save", "another", "--resume", fails=True)
+    if "the checkpoint has the state of OneCycleLR, and the scheduler here is ExponentialLR" not in text:
+        raise Failed(text)
+    return "refused, and said"
 
 
 OWN_ORDER = """
@@ -564,6 +589,7 @@ def cases():
         "resume, a generator of the loader": lambda c: resumed(
             c, loading(c.place, "True, generator=torch.Generator().manual_seed(3)"), "resnet_plain", two(4), two(4)
         ),
+        "resume, another optimizer": another_optimizer,
         "orders of loaders": orders,
         "validation, values of some": sometimes,
         "resume, other stages and replicas": lambda c: resumed(

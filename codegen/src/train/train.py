@@ -138,9 +138,12 @@ def train(arguments, manifest):
             steps(run, arguments)
         dist.barrier()
     except SystemExit as error:
-        if isinstance(error.code, str) and report(rank, "error", error.code):
+        # This script exits with a text; a task that exits, even with 0, has not trained.
+        place = f" in {DOING['pass']}" if DOING["pass"] else ""
+        text = error.code if isinstance(error.code, str) else f"the task ended this rank by sys.exit({'' if error.code is None else error.code}){place}"
+        if report(rank, "error", text):
             os._exit(1)
-        raise
+        sys.exit(text)
     except Exception as error:
         failed(error, rank, arguments, is_launched, watch)
     dist.destroy_process_group()
@@ -385,7 +388,7 @@ class Run(Groups, Saved):
         """Trains a step whose slices are updated one by one; there are no statistics of all ranks at one time."""
         update = self.update
         for group in update.optimizer.param_groups if self.task.lr and update.optimizer else []:
-            group["lr"] = self.task.lr(step) * group.get("lr_scale", 1.0)
+            group["lr"] = self.task.rate(step) * group.get("lr_scale", 1.0)
         known = {"lr": float(update.optimizer.param_groups[0]["lr"]) if update.optimizer else None, "norm": None}
         self.sync.begin(step)
         loss = self.gradients(step)

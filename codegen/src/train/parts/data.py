@@ -205,6 +205,7 @@ def split_inputs(task, inputs, samples, count, place="inputs()"):
         sys.exit(f"{place} of the task returned {len(inputs)} values, the model takes {len(expected)}")
     parts = [{} for _ in range(count)]
     for about, value in zip(expected, inputs):
+        refuse_array(value, f"{place} of the task returned `{about['name']}`")
         pieces = [value] * count
         if isinstance(value, torch.Tensor) and value.dim() and about["name"] not in task.whole:
             traced = about["shape"][0] if about["shape"] else None
@@ -225,6 +226,7 @@ def split_inputs(task, inputs, samples, count, place="inputs()"):
 def split_targets(task, value, samples, count, place="target()"):
     """Cuts a target of any nesting into parts: tensors along their first dimension, or a list with one item per
     sample."""
+    refuse_array(value, f"{place} of the task returned targets")
     if isinstance(value, torch.Tensor) and value.dim():
         if value.shape[0] != samples:
             sys.exit(f"{place} of the task returned {value.shape[0]} rows, {samples} are needed")
@@ -241,6 +243,12 @@ def split_targets(task, value, samples, count, place="target()"):
         remade = type(value)._make if hasattr(value, "_make") else type(value)
         return [remade(items) for items in zip(*parts)] if parts else [value] * count
     return [value] * count
+
+
+def refuse_array(value, said):
+    """Exits for an array of another library, which every micro-batch would get whole."""
+    if not isinstance(value, torch.Tensor) and len(getattr(value, "shape", ())):
+        sys.exit(f"{said} as {type(value).__module__}.{type(value).__qualname__}, which is not cut into micro-batches: make it a tensor")
 
 
 def moved(value, device):

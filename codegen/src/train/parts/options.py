@@ -17,6 +17,10 @@ from train_parts.stages import HERE, form_of, note
 from train_parts.without_flush import WITHOUT_FLUSH, refuse_without_flush, updates_of
 
 
+# The schedules of torch's runtime, whose names it compares in lower case.
+SCHEDULES = ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+
+
 def options(text, plan):
     """Returns the parsed options; `text` is the script's docstring, and `plan` has the defaults."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -83,6 +87,9 @@ def settle(arguments, manifest):
         sys.exit("--like needs --merge FOLDER")
     if arguments.resume and not arguments.save:
         sys.exit("--resume needs --save")
+    if arguments.single:
+        given = {"--save": arguments.save, "--profile": arguments.profile, "--check": arguments.check}
+        refuse(given, "--single", "the script without --single")
     if manifest["skips"] != "relay" and not (arguments.single or arguments.merge):
         sys.exit("torch.distributed.pipelining needs stages that relay skips: emit with --skips relay")
     default = "schedule.csv" if (HERE / "schedule.csv").is_file() else plan.get("schedule") or "1F1B"
@@ -109,6 +116,8 @@ def settle(arguments, manifest):
     arguments.micro_batch_size = arguments.micro_batch_size or plan.get("micro_batch_size")
     arguments.schedule = arguments.schedule or (str(HERE / default) if default.endswith(".csv") else default)
     arguments.updates = updates_of(arguments)
+    if not (arguments.updates or arguments.schedule.endswith(".csv") or is_two_way(arguments) or arguments.schedule.lower() in map(str.lower, SCHEDULES)):
+        sys.exit(f"--schedule {arguments.schedule} is none of {', '.join((*SCHEDULES, *dict.fromkeys(WITHOUT_FLUSH.values())))}, nor a .csv table")
     arguments.shards = arguments.shards or manifest.get("shards") or 1
     arguments.sharding = arguments.sharding or plan.get("sharding") or "none"
     if arguments.sharding_group and (arguments.sharding == "none" or arguments.sharding_group < 0):
@@ -123,7 +132,7 @@ def settle(arguments, manifest):
     arguments.offload = arguments.offload or plan.get("offload") or "none"
     arguments.offloads_blocks = any(about.get("offload") for about in manifest["stages"])
     arguments.csv_ranks, arguments.csv_is_split, arguments.copies = None, False, 1
-    if re.sub(r"[^a-z]", "", arguments.schedule.lower()) in TWO_WAY:
+    if is_two_way(arguments):
         how = f"`model-analyze simulate --schedule {arguments.schedule} --ranks {len(manifest['stages'])} --micro-batches 8 --write-csv order.csv`"
         sys.exit(f"{arguments.schedule} runs two copies of the model, which needs a table: write one with {how}, then use --schedule order.csv")
     if arguments.schedule.endswith(".csv"):
@@ -151,6 +160,10 @@ def settle(arguments, manifest):
     if arguments.collective != "fastest" and not (arguments.merge or arguments.single):
         refuse_collective(arguments)
     arguments.trace = HostTrace(arguments.host_trace)
+
+
+def is_two_way(arguments):
+    return re.sub(r"[^a-z]", "", arguments.schedule.lower()) in TWO_WAY
 
 
 def refuse_slices(manifest, arguments):

@@ -2,6 +2,8 @@
 
 import difflib
 import fnmatch
+import inspect
+import math
 import sys
 from pathlib import Path
 
@@ -109,6 +111,14 @@ class Task:
                 total = total + torch.nn.functional.mse_loss(output, self.ramp(output)) * (0.5 * (index + 1))
         return total
 
+    def rate(self, step):
+        """Returns the learning rate of a step."""
+        found = self.lr(step)
+        is_number = found.numel() == 1 if isinstance(found, torch.Tensor) else hasattr(type(found), "__float__")
+        if not is_number or not 0 <= float(found) < math.inf:
+            sys.exit(f"lr({step}) of the task returns {found!r}, not a finite number of at least 0")
+        return float(found)
+
     def ramp(self, output):
         """The synthetic target of outputs; made once, so that a loss costs no more than usual."""
         about = (output.shape, output.device)
@@ -127,6 +137,8 @@ class Task:
             made = self.file.optimizer(parameters)
             if not isinstance(made, torch.optim.Optimizer):
                 sys.exit(f"optimizer() of the task returns {type(made).__name__}, not an optimizer of torch")
+            if any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in inspect.signature(made.step).parameters.values()):
+                sys.exit(f"a step of {type(made).__name__} needs a closure that computes the loss again, which a pipeline cannot be asked for: use another optimizer")
             return made
         if self.optimizer_name == "adamw":
             return torch.optim.AdamW(parameters, lr=self.learning_rate)

@@ -13,6 +13,7 @@ from train_parts.cuts import Cuts
 from train_parts.deferred import DEFERRAL
 from train_parts.host_optimizer import HostOptimizer
 from train_parts.priority import Sliced
+from train_parts.stages import note
 from train_parts.stragglers import BUSY
 from train_parts.sync import Served, is_by_element
 from train_parts.task import BY_ELEMENT
@@ -173,7 +174,7 @@ class Update:
         if self.task.clip and found and not is_left_out and norm > self.task.clip:  # a rank may update nothing
             torch._foreach_mul_([g for _, g, _ in found], self.task.clip / (norm + 1e-6))
         for group in groups if self.task.lr else []:
-            group["lr"] = self.task.lr(step) * group.get("lr_scale", 1.0)
+            group["lr"] = self.task.rate(step) * group.get("lr_scale", 1.0)
         rates = [group["lr"] for group in groups]
         if not is_left_out:
             self.step()
@@ -204,6 +205,7 @@ class Update:
         """Returns the state outside of tensors, to be saved."""
         about = {"scale": self.scale.state()} if self.scale.is_on else {}
         if self.optimizer is not None:
+            about["kinds"] = kinds_of(self.optimizer, self.scheduler)
             about["groups"] = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
             about["scheduler"] = self.scheduler.state_dict() if self.scheduler else None
             about["others"] = {f"{name}.{key}": value for _, name, key, _, value in self.values() if not isinstance(value, torch.Tensor)}
@@ -260,6 +262,12 @@ class Update:
             self.scale.value, self.scale.good = about["scale"]["value"], about["scale"]["good"]
         if self.optimizer is None or "groups" not in about:
             return
+        for known, own, what in zip(about.get("kinds", ()), kinds_of(self.optimizer, self.scheduler), ("optimizer", "scheduler")):
+            if known and own and known != own:
+                sys.exit(f"the checkpoint has the state of {known}, and the {what} here is {own}: resume with {known}, or begin with the weights alone, by --from")
+        begins_anew = self.scheduler and not about.get("scheduler")
+        if begins_anew:
+            note(f"the checkpoint has no scheduler: {type(self.scheduler).__name__} begins at its first step")
         numbers, state = {}, {}
         for group in self.optimizer.param_groups:
             for own in group["params"]:
@@ -273,13 +281,18 @@ class Update:
                     state.setdefault(numbers[self.keeper(parameter)], {})[key.rpartition(".")[2]] = value
         if len(about["groups"]) != len(self.optimizer.param_groups):
             sys.exit(f"the checkpoint has {len(about['groups'])} groups of parameters, the task has {len(self.optimizer.param_groups)}")
-        groups = [
-            saved | {"params": [numbers[own] for own in group["params"]]}
+        groups = [  # a scheduler that begins has put its rates there
+            saved | (group if begins_anew else {}) | {"params": [numbers[own] for own in group["params"]]}
             for saved, group in zip(about["groups"], self.optimizer.param_groups)
         ]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         if self.scheduler and about.get("scheduler"):
             self.scheduler.load_state_dict(about["scheduler"])
+
+
+def kinds_of(optimizer, scheduler):
+    """Returns the names of both classes; None for a scheduler that is not there."""
+    return [type(optimizer).__name__, type(scheduler).__name__ if scheduler else None]
 
 
 def is_scaled(arguments):

@@ -219,7 +219,7 @@ class WithoutFlush:
         with self.versions.update(), PROFILE.span("optimizer"):
             if update.optimizer:
                 for group in update.optimizer.param_groups if run.task.lr else []:
-                    group["lr"] = run.task.lr(step) * group.get("lr_scale", 1.0)
+                    group["lr"] = run.task.rate(step) * group.get("lr_scale", 1.0)
                 update.step()
         self.rate = float(update.optimizer.param_groups[0]["lr"]) if update.optimizer else None
         update.zero_grad()
