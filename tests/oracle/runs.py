@@ -119,7 +119,7 @@ def pretrained(run, state):
     shutil.rmtree(out, ignore_errors=True)
     like.mkdir(exist_ok=True)
     (like / "config.json").write_text("{}")
-    names = set(state) - {"lm_head.weight"}
+    names = set(state) - {"lm_head.weight", *(name for name in state if name.endswith(".attn.bias"))}
     save_file({name: torch.zeros(1) for name in names}, like / "model.safetensors")
     done = subprocess.run([sys.executable, "train.py", "--save", "kept", "--merge", "pretrained", "--like", "like"], cwd=run.out, capture_output=True, text=True)
     if done.returncode or sorted(os.listdir(out)) != ["config.json", "model.safetensors"]:
@@ -127,6 +127,11 @@ def pretrained(run, state):
     found = load_file(out / "model.safetensors")
     if set(found) != names or any(not torch.equal(state[name], value) for name, value in found.items()):
         raise Failed("other weights in the folder")
+    # A folder has one name of what is tied, and no masks: a run begins with it as with the checkpoint.
+    path = task(run.cases.place, "gpt", **ADAM)
+    first, _ = run.run(2, "--task", path, *two(4), "--steps", "1", "--from", "pretrained")
+    then, _ = run.run(2, "--task", path, *two(4), "--steps", "1", "--from", "kept")
+    near([line["loss"] for line in then], [line["loss"] for line in first], "losses", 0.0)
 
 
 def host_trace(cases):
@@ -336,6 +341,14 @@ def another_optimizer(cases):
     if "the checkpoint has the state of OneCycleLR, and the scheduler here is ExponentialLR" not in text:
         raise Failed(text)
     return "refused, and said"
+
+
+def from_weights(cases):
+    """One process begins with the weights of --from, too."""
+    path, run = task(cases.place, "picture"), Trained(cases, "resnet_plain", 2)
+    run.run(2, "--task", path, *two(4), "--steps", "1", "--save", "begun")
+    (many, _), (one, _) = (run.run(world, "--task", path, *two(4), "--steps", "2", "--from", "begun", *how) for world, how in ((2, ()), (1, ("--single",))))
+    return f"losses differ by {near([line['loss'] for line in many], [line['loss'] for line in one], 'losses', 1e-6):.0e}"
 
 
 OWN_ORDER = """
@@ -590,6 +603,7 @@ def cases():
             c, loading(c.place, "True, generator=torch.Generator().manual_seed(3)"), "resnet_plain", two(4), two(4)
         ),
         "resume, another optimizer": another_optimizer,
+        "one process, with weights": from_weights,
         "orders of loaders": orders,
         "validation, values of some": sometimes,
         "resume, other stages and replicas": lambda c: resumed(

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from train_parts.checkpoints import last_checkpoint, model_in, save_pretrained
+from train_parts.checkpoints import Weights, last_checkpoint, model_in, save_pretrained
 from train_parts.data import Batches, whole_batch
 from train_parts.layout import replicas_of
 from train_parts.progress import Progress
+from train_parts.saved import names_of, tell_lacking
 from train_parts.stages import autocast, load_stage, seed_pass, seed_step
 from train_parts.task import Task
 from train_parts.update import NotFinite, Update, is_scaled
@@ -19,6 +20,12 @@ def single(arguments, manifest):
     """The same steps in one process: the stages in order, one micro-batch at a time."""
     task = Task(manifest, arguments)
     stages = [load_stage(about, arguments.form, arguments.device) for about in manifest["stages"]]
+    if arguments.weights:
+        weights = Weights(arguments.weights)
+        for number, stage in enumerate(stages):
+            for name, tensor in stage.state_dict(keep_vars=True).items():
+                weights.fill(names_of(manifest, number, stage, name), tensor.detach(), name in manifest["stages"][number]["buffers"])
+        tell_lacking(arguments.weights, weights.lacking)
     update, replicas = Update(task, dict(enumerate(stages)), is_scaled=is_scaled(arguments)), replicas_of(arguments)
     batches = [Batches(task, replica, replicas, arguments.micro_batches) for replica in range(replicas)]
     progress = Progress(task, arguments, task.micro_batch * arguments.micro_batches * replicas, 0)

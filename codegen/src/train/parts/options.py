@@ -56,7 +56,7 @@ def options(text, plan):
     parser.add_argument("--save", help="folder for checkpoints")
     parser.add_argument("--save-every", type=counted, default=100)
     parser.add_argument("--keep", type=counted, help="number of checkpoints to keep; all by default")
-    parser.add_argument("--from", dest="weights", help="start with these weights (.safetensors, .pt, a folder of checkpoints), by their names in the model")
+    parser.add_argument("--from", dest="weights", help="start with these weights (.safetensors, .pt, a folder of checkpoints or of transformers), by their names in the model")
     parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in --save, if there is one")
     parser.add_argument("--merge", help="write one state dict (.safetensors or .pt; with --like a folder of transformers) and exit")
     parser.add_argument("--like", help="with --merge: a folder of save_pretrained, from which the new one takes configuration, tokenizer and names of weights")

@@ -84,10 +84,14 @@ class Saved:
     def begin_with(self, path):
         """Loads the model's weights from a file, or from a folder of checkpoints."""
         weights = Weights(path)
-        for module in self.modules.values():
+        for held, module in self.modules.items():
+            stage = held % self.layout.count
             for name, tensor in module.state_dict(keep_vars=True).items():
                 if (target := self.held(tensor)) is not None:
-                    weights.fill(name, target)
+                    weights.fill(names_of(self.manifest, stage, module, name), target, name in self.manifest["stages"][stage]["buffers"])
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, weights.lacking)
+        tell_lacking(path, [name for each in found for name in each])
         self.update.refresh()
 
     def resume(self, folder):
@@ -119,6 +123,21 @@ class Saved:
             compare_loaders(self)
         if self.rank == 0:
             print(f"resumed after step {self.start}", file=sys.stderr, flush=True)
+
+
+def names_of(manifest, stage, module, name):
+    """Returns all names of a tensor of a stage, of which files that transformers writes have one; its own first."""
+    state = module.state_dict(keep_vars=True)
+    names = [name] + [other for other, tensor in state.items() if tensor is state[name]]
+    for tied in manifest["tied"]:
+        if any(holder["stage"] == stage and holder["name"] in names for holder in tied["holders"]):
+            names += [holder["name"] for holder in tied["holders"]]
+    return list(dict.fromkeys(names))
+
+
+def tell_lacking(path, names):
+    if names := sorted(set(names)):
+        note(f"--from {path} lacks the buffer `{names[0]}`" + (f" and {len(names) - 1} more" if len(names) > 1 else "") + ": they stay as they were traced")
 
 
 def read(wanted, source):
