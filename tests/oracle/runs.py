@@ -325,6 +325,26 @@ def refused(cases):
     return f"{len(faults) + 1} faults"
 
 
+def unwritten(cases):
+    """A folder that takes no files is refused at once; a full disk, and a torn checkpoint, are told in the last line."""
+    path, run = task(cases.place, "picture"), Trained(cases, "resnet_plain", 2)
+    (run.out / "file").write_text("")
+    lines, text = run.run(2, "--task", path, *two(4), "--save", "file", fails=True)
+    if "--save file: File exists" not in text or lines:
+        raise Failed(text)
+    small = "\n\nimport resource, signal\n\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+    _, text = run.run(2, "--task", task(cases.place, "picture", more=small), *two(4), "--save", "full", "--save-every", "1", fails=True)
+    if not re.search(r"\nrank 0: OSError: rank [01] could not write its part of a checkpoint: .* MiB are free in full.* in the checkpoint after step 2; resume", text):
+        raise Failed(text)
+    run.run(2, "--task", path, *two(4), "--save", "torn", "--steps", "1")
+    for file in (run.out / "torn/step_00000001").glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:100])
+    _, text = run.run(2, "--task", path, *two(4), "--save", "torn", "--resume", fails=True)
+    if "torn/step_00000001 cannot be read: " not in text or "Traceback" in text:
+        raise Failed(text)
+    return "three faults"
+
+
 def another_optimizer(cases):
     """The state of one optimizer is no other's."""
     first, then, run = task(cases.place, "picture"), task(cases.place, "picture", **ADAM), Trained(cases, "resnet_plain", 1)
@@ -603,6 +623,7 @@ def cases():
             c, loading(c.place, "True, generator=torch.Generator().manual_seed(3)"), "resnet_plain", two(4), two(4)
         ),
         "resume, another optimizer": another_optimizer,
+        "checkpoints that cannot be written or read": unwritten,
         "one process, with weights": from_weights,
         "orders of loaders": orders,
         "validation, values of some": sometimes,

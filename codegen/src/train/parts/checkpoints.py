@@ -14,8 +14,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from train_parts.launch import first_line
 
 ABOUT = "trainer.pt"  # everything but tensors: the step, groups of the optimizer, the position in the data
 
@@ -32,6 +35,11 @@ class Checkpoints:
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self.under_way = None
         if self.rank == 0:
+            try:  # not only when the first checkpoint is due
+                self.folder.mkdir(parents=True, exist_ok=True)
+                (self.folder / "latest.part").touch()
+            except OSError as error:
+                sys.exit(f"--save {folder}: {error.strerror}")
             for left in self.folder.glob("step_*.part"):
                 shutil.rmtree(left, ignore_errors=True)
 
@@ -53,7 +61,12 @@ class Checkpoints:
         """Waits for the checkpoint in progress; its errors are raised here."""
         if self.under_way is not None:
             done, self.under_way = self.under_way, None
-            done.result()
+            try:
+                done.result()
+            except CheckpointException as error:
+                rank, first = first_of(error)
+                free = shutil.disk_usage(self.folder).free >> 20  # torch's own text hides a full disk
+                raise OSError(f"rank {rank} could not write its part of a checkpoint: {first} ({free} MiB are free in {self.folder})") from None
 
     def settle(self, written, name, done):
         """Gives a checkpoint its name, and removes old ones."""
@@ -81,6 +94,12 @@ class Checkpoints:
         shutil.rmtree(gone, ignore_errors=True)
         (self.folder / name).rename(gone)
         shutil.rmtree(gone)
+
+
+def first_of(error):
+    """Returns which rank failed, and how. torch's exception is no `Exception`, so a script would end without a word."""
+    rank, (first, _) = min(error.failures.items(), key=lambda pair: pair[0])
+    return rank, first_line(first)
 
 
 class Copied:
@@ -132,7 +151,10 @@ def load_into(state, source):
     """Fills tensors, and parts of tensors, from a checkpoint: each process reads its own parts."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as intended
-        dcp.load(state, checkpoint_id=source, no_dist=True)
+        try:
+            dcp.load(state, checkpoint_id=source, no_dist=True)
+        except CheckpointException as error:
+            sys.exit(f"{source} cannot be read: {first_of(error)[1]}")
 
 
 def model_in(source):
