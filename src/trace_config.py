@@ -236,9 +236,9 @@ class Guesses:
         return found if found is not self.config else self.config.get_text_config()
 
     def tokens(self, name=""):
-        most = getattr(self.text(name), "max_position_embeddings", None) or -1
-        # Some configs say -1 for "any".
-        return min(self.most_tokens, most) if most > 0 else self.most_tokens
+        # Some configs say -1 for "any". Of words beside an image fewer may be looked at than the model of words has positions for.
+        limits = getattr(self.text(name), "max_position_embeddings", None), self.number("max_text_len")
+        return min([self.most_tokens, *(most for most in limits if most and most > 0)])
 
     def words(self, name):
         text, tokens = self.text(name), self.tokens(name)
@@ -394,6 +394,11 @@ class Guesses:
         forms = [drawn(1, self.tokens(), wide) for wide in widths if wide]
         return forms + [drawn(1, wide, *more) for more in ((self.tokens(),), ()) for wide in widths if wide]
 
+    def anything(self, name):
+        """What a model makes of words, if it has a table for them, an image or states by the part that is before it."""
+        words = self.words(name) if self.smallest_table else []
+        return [*words, *self.states(name), *self.pixels(name)]
+
     def series(self, name):
         """Past values, as far back as the longest lag."""
         context = self.number("context_length", "prediction_length")
@@ -439,7 +444,8 @@ PATTERNS = (
     (r"(^|_)input_values$|audio_values$", Guesses.sound),
     (r"input_features$|audio_mel$", Guesses.features),
     (r"^bbox$", Guesses.boxes),
-    (r"states?$|embeds$|latents$|^inputs$", Guesses.states),
+    (r"^inputs$", Guesses.anything),
+    (r"states?$|embeds$|latents$", Guesses.states),
 )
 
 

@@ -255,6 +255,9 @@ fn a_config_is_enough() {
         delay_pattern=[0, 1, 2]).save_pretrained('codes')\n\
         t.PerceiverConfig(num_latents=4, d_latents=16, d_model=8, num_self_attends_per_block=1,\n\
         num_cross_attention_heads=2, num_self_attention_heads=2).save_pretrained('states')\n\
+        t.PerceiverConfig(num_latents=4, d_latents=16, d_model=8, num_self_attends_per_block=1, vocab_size=50,\n\
+        max_position_embeddings=16, num_cross_attention_heads=2, num_self_attention_heads=2,\n\
+        architectures=['PerceiverForSequenceClassification']).save_pretrained('bytes')\n\
         t.LlavaConfig(text_config=dict(model_type='llama', vocab_size=64, **tower), image_token_index=63,\n\
         vision_config=dict(model_type='clip_vision_model', image_size=32, patch_size=16, **tower), \n\
         architectures=['LlavaForConditionalGeneration']).save_pretrained('places')\n\
@@ -293,6 +296,7 @@ fn a_config_is_enough() {
             "",
             &["input_ids [2, 8] Some((0.0, 100.0))"],
         ),
+        ("bytes", &[], "inputs=1x16:int64:0..50", &["inputs [1, 16] Some((0.0, 50.0))"]),
         ("vit", &[], "pixel_values=1x3x32x32", &["pixel_values [1, 3, 32, 32] None"]),
         (
             "clip",
