@@ -109,6 +109,31 @@ impl ModelFile {
             "inspect, graph and plan accept it; to cut it, write the function with torch's own operators",
         ))
     }
+
+    /// Returns what of the model no backward pass gets through, as `without_derivative` of its graph says it. Sizes are
+    /// those of the file; without them nothing is known.
+    pub fn without_derivative(&self) -> Option<String> {
+        let graph = graph::build(&self.program, &graph::BuildOptions::default()).ok()?;
+        without_derivative(&graph)
+    }
+}
+
+/// What to do about a model that no backward pass gets through.
+pub const TRACE_FOR_TRAINING: &str = "`model-analyze trace` writes the model with operators that train; `plan --inference` plans its forward pass alone";
+
+/// Returns the operators that a gradient reaches and of which torch has no derivative, in words; `None` if the model
+/// can be trained.
+pub fn without_derivative(graph: &ModelGraph) -> Option<String> {
+    let found = graph::without_derivative(graph);
+    let first = &graph.operators[found.first()?.index()];
+    let alike = found.iter().filter(|id| graph.operators[id.index()].name == first.name).count();
+    let path = &graph.block(first.block).path;
+    let place = if path.is_empty() { String::new() } else { format!(" in `{path}`") };
+    let calls = match alike {
+        1 => format!("called{place}"),
+        _ => format!("{alike} calls, the first{place}"),
+    };
+    Some(format!("torch has no derivative of {} ({calls})", first.name))
 }
 
 /// Predictions by device type, with its figures, cost models and rounding of products.

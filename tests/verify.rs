@@ -370,6 +370,41 @@ fn a_tied_parameter_is_one_in_an_archive_too() {
     assert_eq!(String::from_utf8_lossy(&counted.stdout).trim(), "3", "{counted:?}");
 }
 
+/// `nn.TransformerEncoder` in eval mode without gradients, which torch runs by kernels of inference alone.
+#[test]
+fn a_model_without_gradients_is_compared_by_its_outputs() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let script = "import torch
+layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.TransformerEncoder(layer, 2)).eval()
+with torch.no_grad():
+    torch.jit.save(torch.jit.trace(model, torch.randn(2, 5, 8)), 'fast.pt')
+";
+    Command::new(&python).args(["-W", "ignore", "-c", script]).current_dir(place.path()).assert().success();
+    let (model, out) = (place.path().join("fast.pt"), place.path().join("out"));
+    let cut = |arguments: &[&str]| {
+        let mut plan = command();
+        plan.args(arguments).arg(&model).args(["--devices", "2xt4", "--stages", "2"]).output().unwrap()
+    };
+    let reason = "torch has no derivative of aten::_transformer_encoder_layer_fwd (2 calls, the first in `1.layers.0`)";
+    let refused = cut(&["plan"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(said.contains(&format!("the model cannot be trained: {reason}\n")), "{said}");
+    assert!(cut(&["plan", "--inference"]).status.success());
+    let mut emit = command();
+    let emitted = emit.arg("emit").arg(&model).args(["--stages", "2", "-o"]).arg(&out).output().unwrap();
+    let said = String::from_utf8_lossy(&emitted.stderr).into_owned();
+    assert!(emitted.status.success() && said.contains(reason), "{said}");
+    let (output, _) = verify(&out, &[]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains(reason) && said.contains("--steps 0 compares outputs alone"), "{said}");
+    let (output, answer) = verify(&out, &["--steps", "0"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((&answer["ok"], &answer["steps"]), (&true.into(), &0.into()));
+}
+
 #[test]
 fn what_was_not_compared_is_said() {
     let Some(python) = python() else { return };

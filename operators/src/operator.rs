@@ -169,6 +169,8 @@ pub enum Mark {
     KeepsGradient,
     /// Devices may sum the gradient of its operand once a step, in place of each backward pass.
     SumsLater,
+    /// torch has no derivative of it: a backward pass that reaches it fails.
+    NoDerivative,
 }
 
 impl Mark {

@@ -292,6 +292,11 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
             "the plan is for inference: its time and memory are not those of train.py, which trains",
         );
     }
+    if let Some(reason) = model.without_derivative() {
+        crate::failure::note(format!(
+            "{reason}: the stages run forward passes, and train.py fails in the backward pass"
+        ));
+    }
     if let Some(plan) = plan {
         tell_own_buffers(&cut.program, plan);
     }

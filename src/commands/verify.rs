@@ -69,8 +69,8 @@ pub struct Verify {
     /// Device to run on: cpu, cuda, cuda:1
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Training steps to compare
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Training steps to compare; 0 compares outputs alone
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=1000))]
     steps: u32,
     /// Largest accepted difference, relative to the largest value of a tensor [default: 1e-5; in float64 1e-10]
     #[arg(long)]
@@ -137,6 +137,10 @@ impl Verify {
             return Err(with_libtorch::go_on_there("verify", ""));
         }
         let model = stages.model(self.model.as_deref())?;
+        if let Some(reason) = (self.steps > 0).then(|| model.without_derivative()).flatten() {
+            return Err(Failure::input(format!("the model cannot be trained: {reason}"))
+                .with_hint("--steps 0 compares outputs alone"));
+        }
         let weights = self.weights.clone().or_else(|| stages.manifest.weights.as_ref().map(PathBuf::from));
         let whole = whole::as_given(&model, weights.as_deref(), &self.device)?;
         let inputs = stages.input_specs(&model.program)?;
@@ -225,7 +229,7 @@ impl Verify {
             libraries,
             inputs,
             // Parameters change after the first step.
-            steps: if ranks > 1 { self.steps.max(2) } else { self.steps },
+            steps: if ranks > 1 && self.steps > 0 { self.steps.max(2) } else { self.steps },
             seed: self.seed,
             device: &self.device,
             tolerance: self.tolerance(),
@@ -393,17 +397,23 @@ fn text(answer: &Verified, tolerance: f64) -> String {
 }
 
 fn of_form(form: &VerifiedForm) -> String {
-    let mut text = format!(
-        "{:<11}  outputs    largest difference {:.1e}\n{:11}  gradients  largest difference {:.1e} of the tensor's largest value, {} parameters",
-        form.form, form.outputs_max_difference, "", form.gradients_max_difference, form.gradients_compared,
-    );
-    if form.gradients_zero > 0 {
-        text.push_str(&format!(" ({} exactly zero in both)", form.gradients_zero));
+    let mut text =
+        format!("{:<11}  outputs    largest difference {:.1e}\n", form.form, form.outputs_max_difference);
+    if form.steps > 0 {
+        text.push_str(&format!(
+            "{:11}  gradients  largest difference {:.1e} of the tensor's largest value, {} parameters",
+            "", form.gradients_max_difference, form.gradients_compared,
+        ));
+        if form.gradients_zero > 0 {
+            text.push_str(&format!(" ({} exactly zero in both)", form.gradients_zero));
+        }
+        text.push_str(&format!(
+            "\n{:11}  losses     largest difference {:.1e}, {} steps\n",
+            "", form.losses_max_difference, form.steps
+        ));
+    } else {
+        text.push_str(&format!("{:11}  gradients and losses NOT compared: there was no step\n", ""));
     }
-    text.push_str(&format!(
-        "\n{:11}  losses     largest difference {:.1e}, {} steps\n",
-        "", form.losses_max_difference, form.steps
-    ));
     if let Some(shards) = &form.shards {
         text.push_str(&of_shards(shards));
     }

@@ -17,7 +17,7 @@ mod unusual;
 
 use std::ops::{AddAssign, Range};
 
-pub use self::needed::differentiated;
+pub use self::needed::{differentiated, without_derivative};
 pub(crate) use self::times::times;
 use crate::{BlockId, OperatorId, StorageId, model::ModelGraph};
 

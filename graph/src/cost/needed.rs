@@ -1,13 +1,14 @@
-//! Which operators receive a gradient.
+//! Which operators receive a gradient, and of which of them torch has no derivative.
 
 use std::collections::HashSet;
 
+use operators::{Mark, has, plain};
 use tracer::ValueId;
 
 use crate::{
     fact::{Fact, StorageId},
     flow::written,
-    model::ModelGraph,
+    model::{ModelGraph, Operator, OperatorId},
 };
 
 /// Returns for every operator whether it receives a gradient: not through positions, masks and other integers. One walk
@@ -38,4 +39,20 @@ pub fn differentiated(graph: &ModelGraph) -> Vec<bool> {
         }
     }
     needed
+}
+
+/// Returns the operators at which a backward pass fails, in order: a gradient reaches them, and torch has no derivative
+/// of them.
+pub fn without_derivative(graph: &ModelGraph) -> Vec<OperatorId> {
+    let needed = differentiated(graph);
+    let takes_gradient = |operator: &Operator| {
+        let mut values = operator.inputs.iter().flat_map(|value| graph.value(*value).fact.tensors());
+        let mut stored = operator.tensors.iter().map(|id| &graph.tensors[id.index()]);
+        values.any(|tensor| tensor.requires_grad) || stored.any(|tensor| tensor.requires_grad)
+    };
+    let is_reached = |operator: &&Operator| {
+        let name = operator.name.rsplit("::").next().unwrap_or_default();
+        has(plain(name).0, Mark::NoDerivative) && needed[operator.id.index()] && takes_gradient(operator)
+    };
+    graph.operators.iter().filter(is_reached).map(|operator| operator.id).collect()
 }

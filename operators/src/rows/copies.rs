@@ -40,7 +40,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     squeeze_copy                         Copy   CopyOfView         -              -      -        -        -             -                -         -                -            -        [];
     unsqueeze_copy                       Copy   CopyOfView         -              -      -        -        -             -                -         -                -            -        [];
     slice_copy                           Copy   CopyOfView         -              -      -        -        -             -                -         -                -            -        [];
-    narrow_copy                          Copy   CopyOfView         -              -      -        -        -             -                -         -                -            -        [];
+    narrow_copy                          Copy   CopyOfView         -              -      -        -        -             -                -         -                -            -        [NoDerivative];
     select_copy                          Copy   CopyOfView         -              -      -        -        -             -                -         -                -            -        [];
     unbind_copy                          Copy   CopyOfView         -              -      -        -        -             -                -         -                -            -        [];
     split_copy                           Copy   CopyOfView         -              -      -        -        -             -                -         -                -            -        [];

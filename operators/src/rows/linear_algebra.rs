@@ -22,7 +22,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     cholesky_solve              Other  SolveFromFactors      AllAndFirstResult     SolveFromFactors  -       -       -      -       -         -           -      -        [];
     lu_solve                    Other  SolveFromFactors      AllAndFirstResult     SolveFromFactors  -       -       -      -       -         -           -      -        [];
     linalg_lu_solve             Other  FactorsFirst          LuSolve               LuSolve           -       -       -      -       -         -           -      -        [];
-    linalg_ldl_solve            Other  FactorsFirst          AllOperands           -                 -       -       -      -       -         -           -      -        [];
+    linalg_ldl_solve            Other  FactorsFirst          AllOperands           -                 -       -       -      -       -         -           -      -        [NoDerivative];
     triangular_solve            Other  OldTriangularSolve    AllAndFirstResult     TriangularSolve   -       -       -      -       -         -           -      -        [];
     linalg_lstsq                Other  LeastSquares          LeastSquares          -                 -       -       -      -       -         -           -      -        [];
     linalg_pinv                 Other  PseudoInverse         OperandAndResult      PseudoInverse     -       -       -      -       -         -           -      -        [];
@@ -54,8 +54,8 @@ pub(super) const ROWS: &[Operator] = rows! {
     linalg_lu_factor            Other  Factors               LuFactors             -                 -       -       -      -       -         -           -      -        [];
     linalg_lu_factor_ex         Other  Factors               LuFactors             -                 -       -       -      -       -         -           -      -        [];
     _lu_with_info               Other  Factors               AllOperands           -                 -       -       -      -       -         -           -      -        [];
-    linalg_ldl_factor           Other  SquareFactors         AllOperands           -                 -       -       -      -       -         -           -      -        [];
-    linalg_ldl_factor_ex        Other  SquareFactors         AllOperands           -                 -       -       -      -       -         -           -      -        [];
+    linalg_ldl_factor           Other  SquareFactors         AllOperands           -                 -       -       -      -       -         -           -      -        [NoDerivative];
+    linalg_ldl_factor_ex        Other  SquareFactors         AllOperands           -                 -       -       -      -       -         -           -      -        [NoDerivative];
     linalg_lu                   Other  LuTriangles           Results               -                 -       -       -      -       -         -           -      -        [];
     lu_unpack                   Other  LuTriangles           -                     -                 -       -       -      -       -         -           -      -        [];
     linalg_tensorinv            Other  TensorInverse         Result                TensorInverse     -       -       -      -       -         -           -      -        [];

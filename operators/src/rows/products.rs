@@ -26,7 +26,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     addmv                                        Matmul       AddedProduct           AddedFactors    Unseen            -            -       -      Torch       Other     -           -             -        [];
     addbmm                                       Matmul       AddedSum               AddedFactors    AddedProduct      -            -       -      Torch       Other     -           -             -        [];
     addr                                         Matmul       AddedOuter             AddedFactors    Unseen            -            -       -      -           Other     -           -             -        [];
-    _addmm_activation                            Matmul       AddedProduct           AddedFactors    AddedProduct      FlatProduct  -       -      -           -         -           -             -        [];
+    _addmm_activation                            Matmul       AddedProduct           AddedFactors    AddedProduct      FlatProduct  -       -      -           -         -           -             -        [NoDerivative];
     outer                                        Matmul       Outer                  AllOperands     Unseen            -            -       -      Torch       -         -           -             -        [Cheap];
     ger                                          Matmul       Outer                  AllOperands     Unseen            -            -       -      -           -         -           -             -        [];
     einsum                                       Matmul       Einsum                 Einsum          Einsum            -            -       -      -           -         -           -             -        [Cheap AliasesAll];
@@ -64,8 +64,8 @@ pub(super) const ROWS: &[Operator] = rows! {
     _scaled_dot_product_efficient_attention      Attention    Attention              Attention       Attention         -            -       -      -           -         -           -             -        [];
     _scaled_dot_product_flash_attention_for_cpu  Attention    Attention              Attention       Attention         -            -       -      -           -         -           -             -        [];
     _scaled_dot_product_cudnn_attention          Attention    Attention              Attention       Attention         -            -       -      -           -         -           -             -        [];
-    _native_multi_head_attention                 Attention    NativeAttention        Attention       TransformerLayer  -            -       -      -           -         -           -             -        [];
-    _transformer_encoder_layer_fwd               Attention    NativeAttention        Attention       TransformerLayer  -            -       -      -           -         -           -             -        [];
+    _native_multi_head_attention                 Attention    NativeAttention        Attention       TransformerLayer  -            -       -      -           -         -           -             -        [NoDerivative];
+    _transformer_encoder_layer_fwd               Attention    NativeAttention        Attention       TransformerLayer  -            -       -      -           -         -           -             -        [NoDerivative];
     lstm                                         Recurrent    Lstm                   Recurrent       Recurrent         -            -       -      Torch       -         -           Recurrent     -        [];
     gru                                          Recurrent    Gru                    Recurrent       Recurrent         -            -       -      Torch       -         -           Recurrent     -        [];
     rnn_tanh                                     Recurrent    Rnn                    Recurrent       Recurrent         -            -       -      Torch       -         -           Recurrent     -        [];

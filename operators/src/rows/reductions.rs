@@ -80,7 +80,7 @@ pub(super) const ROWS: &[Operator] = rows! {
     argwhere                          Reduce  Places             -                  -           -           -        -                 -       -         -           -             -        [];
     nonzero_numpy                     Reduce  PlacesByDimension  -                  -           -           -        Tensors           -       -         -           -             -        [];
     masked_select                     Reduce  MaskedSelect       AllOperands        -           -           -        -                 Torch   -         -           -             -        [Cheap];
-    bincount                          Reduce  BinCount           -                  -           -           -        -                 -       -         -           -             -        [NoGradient];
+    bincount                          Reduce  BinCount           -                  -           -           -        -                 -       -         -           -             -        [NoGradient NoDerivative];
     unique                            Reduce  Unique             -                  -           -           -        -                 -       -         -           -             -        [];
     _unique                           Reduce  Unique             -                  -           -           -        -                 -       -         -           -             -        [];
     _unique2                          Reduce  Unique             -                  -           -           -        -                 -       -         -           -             -        [];
@@ -92,14 +92,14 @@ pub(super) const ROWS: &[Operator] = rows! {
     pdist                             Reduce  Pdist              AllAndResult       -           -           -        -                 -       -         -           -             -        [];
     quantile                          Reduce  Quantile           Quantile           -           -           -        -                 -       -         -           -             -        [];
     nanquantile                       Reduce  Quantile           -                  -           -           -        -                 -       -         -           -             -        [];
-    aminmax                           Reduce  AMinMax            -                  -           -           -        -                 -       -         -           -             -        [];
+    aminmax                           Reduce  AMinMax            -                  -           -           -        -                 -       -         -           -             -        [NoDerivative];
     trace                             Reduce  Trace              -                  -           -           -        -                 -       -         -           -             -        [];
     trapezoid                         Reduce  Trapezoid          Trapezoid          -           -           -        -                 -       -         -           -             -        [];
     trapz                             Reduce  Trapezoid          Trapezoid          -           -           -        -                 -       -         -           -             -        [];
     cumulative_trapezoid              Reduce  RunningTrapezoid   Trapezoid          -           -           -        -                 -       -         -           -             -        [];
     sum_to_size                       Reduce  SumToSize          -                  -           -           MayView  -                 -       -         -           -             -        [];
     segment_reduce                    Reduce  Own                Own                -           -           -        -                 -       -         -           -             -        [];
-    histogram                         Reduce  Histogram          -                  -           -           -        -                 -       -         -           -             -        [];
+    histogram                         Reduce  Histogram          -                  -           -           -        -                 -       -         -           -             -        [NoDerivative];
     histogramdd                       Reduce  HistogramOfRows    -                  -           -           -        -                 -       -         -           -             -        [];
     nonzero_static                    Reduce  NonzeroStatic      -                  -           -           -        -                 -       -         -           -             -        [];
     histc                             Reduce  Histc              -                  -           -           -        -                 Torch   -         -           -             -        [];

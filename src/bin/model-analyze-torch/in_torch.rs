@@ -43,8 +43,9 @@ mod tests {
         let inputs: Vec<_> = specs.iter().map(|spec| libtorch::random(&input(spec), 0).unwrap()).collect();
         let (archives, device) = (stages.archives().unwrap(), libtorch::device("cpu").unwrap());
         let one = as_one_stage(&model, None).unwrap();
-        let (wiring, outputs) = (&stages.wiring, &stages.model_outputs);
-        let same = libtorch::verify(&whole(&one), &archives, wiring, outputs, &[inputs], device).unwrap();
+        let outputs = &stages.model_outputs[..];
+        let wired = (&stages.wiring, outputs);
+        let same = libtorch::verify(&whole(&one), &archives, wired, &[inputs], true, device).unwrap();
         assert_eq!(same.outputs.len(), outputs.len());
         assert!(same.gradients.len() > 4, "{same:?}");
         let all = same.outputs.iter().chain(same.gradients.iter().map(|gradient| &gradient.difference));

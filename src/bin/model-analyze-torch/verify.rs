@@ -12,7 +12,7 @@ pub fn compare(stages: &Stages, request: &Request<'_>) -> Result<Compared, Failu
     }
     let device = exact_device(request.device).map_err(failed)?;
     let mut inputs = Vec::new();
-    for step in 0..i64::from(request.steps) {
+    for step in 0..i64::from(request.steps.max(1)) {
         let one = request.inputs.iter().enumerate().map(|(index, spec)| {
             let seed = request.seed + step * request.inputs.len() as i64 + index as i64;
             random(&input(spec), seed)
@@ -21,7 +21,8 @@ pub fn compare(stages: &Stages, request: &Request<'_>) -> Result<Compared, Failu
     }
     let archives = stages.archives()?;
     let (wiring, outputs) = (&stages.wiring, &stages.model_outputs);
-    let found = verify(&whole(request.whole), &archives, wiring, outputs, &inputs, device).map_err(failed)?;
+    let (whole, trains) = (whole(request.whole), request.steps > 0);
+    let found = verify(&whole, &archives, (wiring, outputs), &inputs, trains, device).map_err(failed)?;
     Ok(Compared {
         form: Form::Torchscript.name().to_string(),
         outputs: found.outputs,

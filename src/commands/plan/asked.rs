@@ -28,8 +28,13 @@ use super::{
     subject::Subject,
 };
 use crate::{
-    commands::simulate, failure::Failure, files, model, nearest::meant, program::PROGRAM, sharing::Way,
-    workspace::Workspace,
+    commands::simulate,
+    failure::Failure,
+    files, model,
+    nearest::meant,
+    program::PROGRAM,
+    sharing::Way,
+    workspace::{TRACE_FOR_TRAINING, Workspace, without_derivative},
 };
 
 /// The bottleneck of a stage whose time is spent on the host.
@@ -104,6 +109,10 @@ impl<'a> Question<'a> {
             Subject::Model(workspace) => {
                 check_patterns(workspace, request)?;
                 if request.inference.is_none() {
+                    if let Some(reason) = without_derivative(&workspace.graph) {
+                        return Err(Failure::input(format!("the model cannot be trained: {reason}"))
+                            .with_hint(TRACE_FOR_TRAINING));
+                    }
                     training.optimizer_factor = request.state_factor(&workspace.graph);
                 }
                 let times = times(workspace, request, &mut machine)?;
