@@ -275,7 +275,10 @@ def exported(path, tied):
     class Exported(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.module = program.module()
+            try:
+                self.module = program.module()
+            except SyntaxError:
+                self.module = interpreted(program)
             for first, *others in tied:
                 for name in others:
                     path, _, last = name.rpartition(".")
@@ -295,6 +298,36 @@ def exported(path, tied):
             return _pytree.tree_leaves(self.module(*arguments, **named))
 
     return Exported()
+
+
+def interpreted(program):
+    """Returns a program of torch.export as a module, node by node: torch writes Python of its modules' names, some of
+    which are words of Python (`class`)."""
+    import torch
+    from torch.utils import _pytree
+
+    class Interpreted(torch.nn.Module):
+        def forward(self, *arguments, **named):
+            given = iter(_pytree.tree_flatten((arguments, named))[0])
+            values = [next(given) if spec.target is None else at(self, spec.target) for spec in program.graph_signature.input_specs]
+            return torch.fx.Interpreter(program.graph_module).run(*values)
+
+    def at(module, name):
+        path, _, last = name.rpartition(".")
+        return getattr(module.get_submodule(path), last)
+
+    found = Interpreted()
+    for name, value in {**program.constants, **program.state_dict}.items():
+        module, (*path, last) = found, name.split(".")
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, torch.nn.Module())
+            module = module._modules[part]
+        if isinstance(value, torch.nn.Parameter):
+            module.register_parameter(last, value)
+        else:
+            module.register_buffer(last, value)
+    return found
 
 
 class Whole:

@@ -370,6 +370,33 @@ fn a_tied_parameter_is_one_in_an_archive_too() {
     assert_eq!(String::from_utf8_lossy(&counted.stdout).trim(), "3", "{counted:?}");
 }
 
+/// Cuts a model in two, and compares the stages in both formats.
+fn compare_stages_of(model: &Path) {
+    let out = model.with_extension("out");
+    let mut emit = command();
+    emit.arg("emit").arg(model).args(["--stages", "2", "-o"]).arg(&out);
+    emit.assert().success();
+    let (output, answer) = verify(&out, &["--steps", "2"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((&answer["ok"], answer["forms"].as_array().unwrap().len()), (&true.into(), 2));
+}
+
+/// Modules that no line of Python can name.
+#[test]
+fn modules_called_by_words_of_python_are_compared() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let script = "import torch
+from torch import nn
+model = nn.Sequential()
+model.add_module('class', nn.Linear(4, 4))
+model.add_module('lambda', nn.Linear(4, 2))
+torch.export.save(torch.export.export(model, (torch.randn(2, 4),)), 'words.pt2')
+";
+    Command::new(&python).args(["-W", "ignore", "-c", script]).current_dir(place.path()).assert().success();
+    compare_stages_of(&place.path().join("words.pt2"));
+}
+
 /// `nn.TransformerEncoder` in eval mode without gradients, which torch runs by kernels of inference alone.
 #[test]
 fn a_model_without_gradients_is_compared_by_its_outputs() {
