@@ -175,6 +175,7 @@ impl Stages {
                 dtype,
                 shape: shape.collect::<Result<_, _>>()?,
                 range: input.range,
+                values: input.values.clone(),
                 below,
             })
         };
@@ -201,6 +202,8 @@ pub struct DrawnInput {
     pub shape: Vec<i64>,
     /// Numbers are at least the first and below the second, if the trace has a range.
     pub range: Option<(f64, f64)>,
+    /// The numbers themselves, if the model takes no others.
+    pub values: Option<Vec<f64>>,
     /// Integers without a range are below this.
     pub below: i64,
 }

@@ -44,6 +44,8 @@ OPAQUE = {"prim::If", "prim::Loop", "prim::With"}
 
 # Of so many parameters one may be left unread without a word: a token for masks, a head for training.
 FEW_PARAMETERS = 100
+# The most numbers of an input that a record holds, and the first whole number that a float does not.
+MOST_NUMBERS, LARGEST_NUMBER = 1 << 16, 1 << 53
 
 
 class Refused(Exception):
@@ -168,8 +170,8 @@ def unread(model, traced):
     return f"no operator reads {absent:,} of {total:,} parameters with these inputs: {some([path for path, _ in found])}"
 
 
-def record_inputs(graph, ranges=()):
-    """Returns name, dtype and shape of the graph's inputs, without `self`, and the range of values of each."""
+def record_inputs(graph, ranges=(), values=()):
+    """Returns name, dtype and shape of the graph's inputs, without `self`, and the range of values of each, or its values."""
     inputs = []
     for index, value in enumerate(list(graph.inputs())[1:]):
         base, _, number = value.debugName().rpartition(".")
@@ -177,6 +179,8 @@ def record_inputs(graph, ranges=()):
         known = {"name": name, **(tensor_type(value.type()) or {"type": str(value.type())})}
         if index < len(ranges) and ranges[index] is not None:
             known["low"], known["high"] = ranges[index]
+        if index < len(values) and values[index] is not None:
+            known["values"] = values[index]
         inputs.append(known)
     return inputs
 
@@ -849,11 +853,11 @@ def refuse_numbers_of_absent_weights(traced):
             )
 
 
-def record(traced, *, about, training, outputs=(), absent=(), ranges=(), **more):
+def record(traced, *, about, training, outputs=(), absent=(), ranges=(), values=(), **more):
     """Returns the text of the extra file `model_analyze.json`.
 
-    `absent` names the tensors with stand-in values; `ranges` holds the range of each input. `more` is recorded if not
-    empty.
+    `absent` names the tensors with stand-in values; `ranges` holds the range of each input, `values` its numbers where no
+    others are drawn. `more` is recorded if not empty.
     """
     import torch
 
@@ -869,7 +873,7 @@ def record(traced, *, about, training, outputs=(), absent=(), ranges=(), **more)
             "written_by": "model-analyze",
         },
         "training": training,
-        "inputs": record_inputs(inlined_graph(traced), ranges),
+        "inputs": record_inputs(inlined_graph(traced), ranges, values),
         "outputs": list(outputs),
         "nodes": record_nodes(traced),
     }
@@ -1180,6 +1184,16 @@ def read_state_dict(path):
             break
     # A compiled model saves its weights under the compiler's names.
     return {name.replace("_orig_mod.", ""): value for name, value in state.items()} if isinstance(state, dict) else state
+
+
+def numbers(value):
+    """Returns the numbers of an input row by row, as a record holds them; None if it cannot: too many, too large, infinite."""
+    if value.numel() > MOST_NUMBERS or value.is_complex() or value.is_quantized:
+        return None
+    found = value.detach().cpu().double().flatten().tolist()
+    if not all(abs(number) < LARGEST_NUMBER for number in found):
+        return None
+    return found if value.is_floating_point() else [int(number) for number in found]
 
 
 def drawn_range(spec, model):

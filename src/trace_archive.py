@@ -100,6 +100,8 @@ def write_archive(
     if stand_ins:
         refuse_numbers_of_absent_weights(traced)
     seconds = time.monotonic() - start
+    # Inputs that are the same in every run of the archive.
+    kept = {at for at, spec in enumerate(specs) if "values" in spec}
     unchecked = "--no-check"
     if check and all(spec.get("is_fixed") for spec in specs):
         unchecked = "each input is a constant"
@@ -120,6 +122,7 @@ def write_archive(
             raise error.as_refusal(watch.suspected()) from error
         for text in dict.fromkeys(subject.notes):
             watch.add(None, None, text)
+        kept |= set(held(subject, specs, ranges, call.inputs, device))
     text = unread(model, traced)
     if text:
         watch.add(None, None, text)
@@ -143,6 +146,7 @@ def write_archive(
         outputs=outputs,
         absent=absent,
         ranges=ranges,
+        values=[numbers(value) if at in kept else None for at, value in enumerate(call.values)],
         notes=watch.found(),
         checked=not unchecked,
         unchecked=unchecked,

@@ -57,6 +57,8 @@ class Chance:
 ELSEWHERE = "on another input of the same sizes"
 
 
+# Draws that a model takes before the kind of its inputs counts as found.
+SEEN_TO_RUN = 3
 # The most statements that an error names.
 MOST_STATEMENTS = 4
 
@@ -90,6 +92,8 @@ class Check:
         self.settings = settings
         self.saved = saved
         self.notes = []
+        # Whether the model has refused an input.
+        self.is_refused = False
 
     def live(self, values, mode=contextlib.nullcontext):
         with self.settings(), mode():
@@ -194,11 +198,47 @@ def compare(subject, draws, seconds, clock=time.monotonic):
         except Differs:
             raise
         except Exception as error:  # The model may refuse values that it was not written for.
+            subject.is_refused = True
             reason = f"the model refuses other values ({reason_of(error)})"
         longest = max(longest, clock() - before)
     if is_checked:
         return None
     return reason or "the model returns no finite number on another input"
+
+
+def held(subject, specs, ranges, inputs, device):
+    """Returns the positions of whole numbers and truths that must stay as they are for the model to run at all: where bags
+    begin, lengths in order, a mask whose ones are counted. The fewest of them: one, else all; none if that does not help."""
+    import torch
+
+    values = [value for _, value in inputs]
+    kept = [at for at, spec in enumerate(specs) if not spec.get("is_fixed") and is_discrete(values[at])]
+
+    def runs(positions):
+        def drawn(at, spec):
+            is_same = at in positions or spec.get("is_fixed")
+            return values[at].clone() if is_same else another(spec, ranges[at], values[at], device)
+
+        try:
+            for seed in range(SEEN_TO_RUN):
+                # A run leaves the random numbers where it began.
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    found = [drawn(at, spec) for at, spec in enumerate(specs)]
+                subject.live(found)
+        except Exception:
+            return False
+        return True
+
+    # Few masks are tried above, and one of another count may not be among them.
+    is_asked = subject.is_refused or any(is_truth(values[at]) for at in kept)
+    if not is_asked or runs([]):
+        return []
+    return next((found for found in [*([at] for at in kept if len(kept) > 1), kept] if found and runs(found)), [])
+
+
+def is_discrete(value):
+    return not (value.dtype.is_floating_point or value.dtype.is_complex or value.is_quantized)
 
 
 def draws(specs, ranges, inputs, device):

@@ -517,6 +517,8 @@ def draw(spec, seed):
 
     generator = torch.Generator().manual_seed(seed)
     shape, dtype = spec["shape"], getattr(torch, spec["dtype"])
+    if spec.get("known") is not None:
+        return torch.tensor(spec["known"], dtype=torch.float64).reshape(shape).to(dtype)
     low, high = spec["range"] or (None, None)
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) > 0.5

@@ -397,6 +397,43 @@ torch.export.save(torch.export.export(model, (torch.randn(2, 4),)), 'words.pt2')
     compare_stages_of(&place.path().join("words.pt2"));
 }
 
+/// Kinds of inputs that random numbers are not.
+#[test]
+fn what_no_random_number_is_stays_as_it_was_traced() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let script = "import torch
+from torch import nn
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(50, 8, mode='sum'), nn.Linear(8, 2)
+    def forward(self, words, offsets):
+        return self.head(self.bag(words, offsets))
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+    def forward(self, x, mask):
+        return self.head(self.body(x)[mask].view(2, 3, 8))
+if __name__ == '__main__':
+    torch.save({'words': torch.arange(12), 'offsets': torch.tensor([0, 3, 7, 9])}, 'Bag-batch.pt')
+    mask = torch.tensor([[True] * 3 + [False] * 2] * 2)
+    torch.save({'x': torch.randn(2, 5, 8), 'mask': mask}, 'Counted-batch.pt')
+";
+    fs::write(place.path().join("kinds.py"), script).unwrap();
+    Command::new(&python).args(["-W", "ignore", "kinds.py"]).current_dir(place.path()).assert().success();
+    for name in ["Bag", "Counted"] {
+        let mut trace = command();
+        trace.args(["trace", &format!("kinds.py:{name}"), "--input-file", &format!("{name}-batch.pt"), "-o"]);
+        trace.arg(format!("{name}.pt")).current_dir(place.path()).env("MODEL_ANALYZE_PYTHON", &python);
+        trace.assert().success();
+    }
+    for name in ["Bag", "Counted"] {
+        compare_stages_of(&place.path().join(format!("{name}.pt")));
+    }
+}
+
 /// `nn.TransformerEncoder` in eval mode without gradients, which torch runs by kernels of inference alone.
 #[test]
 fn a_model_without_gradients_is_compared_by_its_outputs() {

@@ -167,7 +167,7 @@ pub fn manifest(
 ) -> Manifest {
     let boundary = |port: &Port| {
         let (shape, dtype) = fact(program, port, facts);
-        Boundary { name: port.name.clone(), shape, dtype, range: None }
+        Boundary { name: port.name.clone(), shape, dtype, range: None, values: None }
     };
     let input_name = |index: usize| names.get(program.inputs[index]).to_string();
     let stages = pipeline.stages.iter().enumerate().map(|(index, stage)| {
@@ -215,11 +215,16 @@ pub fn manifest(
     let drawn = program.recorded.as_ref().map(|recorded| recorded.inputs.as_slice()).unwrap_or_default();
     let inputs = program.inputs.iter().enumerate().map(|(index, input)| {
         let known = facts.get(input.index()).and_then(Option::as_ref);
+        let shape = known.and_then(|known| known.shape.clone());
+        // Other sizes than the example's leave its values without a meaning.
+        let count = shape.as_ref().map(|shape| shape.iter().product::<u64>());
+        let values = drawn.get(index).and_then(|drawn| drawn.values.clone());
         Boundary {
             name: names.get(*input).to_string(),
-            shape: known.and_then(|known| known.shape.clone()),
             dtype: known.and_then(|known| known.dtype).map(|dtype| dtype.name().to_string()),
             range: drawn.get(index).and_then(|drawn| drawn.range),
+            values: values.filter(|values| Some(values.len() as u64) == count),
+            shape,
         }
     });
     let mut next = 0;

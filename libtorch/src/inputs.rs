@@ -18,6 +18,8 @@ pub struct InputSpec {
     pub shape: Vec<i64>,
     /// Numbers are drawn from the first (inclusive) to the second (exclusive), where the trace gives a range.
     pub range: Option<(f64, f64)>,
+    /// The numbers themselves, row by row, if no others are drawn.
+    pub values: Option<Vec<f64>>,
     /// Integers without a range are drawn below this.
     pub below: i64,
 }
@@ -28,6 +30,9 @@ pub struct InputSpec {
 /// When the data type cannot be made.
 pub fn random(spec: &InputSpec, seed: i64) -> Result<Tensor, TorchError> {
     let kind = kind(&spec.dtype)?;
+    if let Some(values) = &spec.values {
+        return Ok(Tensor::f_from_slice(values)?.f_reshape(&spec.shape)?.f_to_kind(kind)?);
+    }
     tch::manual_seed(seed);
     let options = (Kind::Float, Device::Cpu);
     Ok(match (kind, spec.range) {

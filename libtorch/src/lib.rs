@@ -8,7 +8,7 @@
 //! use libtorch::{InputSpec, device, random};
 //!
 //! let (name, dtype) = ("tokens".to_string(), "int64".to_string());
-//! let tokens = random(&InputSpec { name, dtype, shape: vec![2, 3], range: None, below: 100 }, 7)?;
+//! let tokens = random(&InputSpec { name, dtype, shape: vec![2, 3], range: None, values: None, below: 100 }, 7)?;
 //! assert_eq!((tokens.size(), device("cpu")?), (vec![2, 3], tch::Device::Cpu));
 //! # Ok::<(), libtorch::TorchError>(())
 //! ```

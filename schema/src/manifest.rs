@@ -156,6 +156,9 @@ pub struct Boundary {
     /// For an input of the model, the range of its example's values, the end excluded for integers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<(f64, f64)>,
+    /// For an input of the model that takes no others of the range, its example's values, row by row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub values: Option<Vec<f64>>,
 }
 
 /// An input of a stage.

@@ -473,6 +473,8 @@ pub struct RecordedInput {
     /// The numbers between which it was drawn: from the first up to the second, which is excluded for whole numbers. Both
     /// are finite and in order. `None` where it was drawn from the normal distribution, or nothing is known.
     pub range: Option<(f64, f64)>,
+    /// Its numbers, row by row, where the model takes no others of the range: where bags begin, lengths in order.
+    pub values: Option<Vec<f64>>,
 }
 
 /// The recorded output types of one operator.

@@ -10,8 +10,8 @@ pub fn failed(error: libtorch::TorchError) -> Failure {
 
 /// An input that is drawn at random.
 pub fn input(drawn: &DrawnInput) -> InputSpec {
-    let DrawnInput { name, dtype, shape, range, below } = drawn.clone();
-    InputSpec { name, dtype, shape, range, below }
+    let DrawnInput { name, dtype, shape, range, values, below } = drawn.clone();
+    InputSpec { name, dtype, shape, range, values, below }
 }
 
 /// A whole model.

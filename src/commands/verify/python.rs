@@ -42,7 +42,7 @@ pub struct Request<'r> {
 
 impl Request<'_> {
     fn json(&self, task: &str, forms: &[Form], rank: Option<Value>) -> Value {
-        let input = |input: &DrawnInput| json!({ "shape": input.shape, "dtype": input.dtype, "range": input.range, "below": input.below });
+        let input = |input: &DrawnInput| json!({ "shape": input.shape, "dtype": input.dtype, "range": input.range, "known": input.values, "below": input.below });
         let (archive, inputs) = (self.whole.archive.display().to_string(), &self.whole.inputs);
         let exported = self.whole.exported.as_ref().map(|exported| json!({ "tied": exported.tied }));
         json!({

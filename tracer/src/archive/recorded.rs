@@ -47,6 +47,7 @@ pub(super) fn read(records: &mut Records<'_>) -> Result<Option<Recorded>, TraceE
             name: input.get("name").map_or_else(String::new, text),
             type_: tensor_type(input).map_err(wrong)?,
             range: range(input).map_err(wrong)?,
+            values: values(input).map_err(wrong)?,
         })
     });
     let nodes = list("nodes").iter().map(|node| {
@@ -110,6 +111,19 @@ fn tensor_type(json: &Json) -> Result<TensorType, String> {
         requires_grad: json.get("requires_grad").and_then(Json::as_bool),
         device: json.get("device").and_then(Json::as_str).map(str::to_owned),
     })
+}
+
+/// Returns the numbers of an input, as many as its sizes say.
+fn values(json: &Json) -> Result<Option<Vec<f64>>, String> {
+    let Some(Json::Array(numbers)) = json.get("values") else { return Ok(None) };
+    let numbers: Option<Vec<f64>> =
+        numbers.iter().map(|number| number.as_f64().filter(|one| one.is_finite())).collect();
+    let sizes = tensor_type(json)?.shape.unwrap_or_default();
+    let count = sizes.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+    match numbers {
+        Some(numbers) if Some(numbers.len() as u64) == count => Ok(Some(numbers)),
+        _ => Err("`values` of an input are not as many numbers as it has".to_owned()),
+    }
 }
 
 fn range(json: &Json) -> Result<Option<(f64, f64)>, String> {
@@ -279,6 +293,7 @@ pub(super) fn traced_inputs(
         name: program.values[value.index()].name.clone(),
         type_: type_of(&pickle, *id),
         range: None,
+        values: None,
     };
     Ok(Some(Recorded {
         inputs: program.inputs.iter().zip(values).map(input).collect(),

@@ -307,6 +307,7 @@ impl<'d> Reader<'d> {
                 name: self.program.values[value.index()].name.clone(),
                 type_: known,
                 range: None,
+                values: None,
             });
             self.define(names, name, Operand::Value(value))?;
         }
