@@ -21,6 +21,7 @@ use crate::{
         shape::{FEW_DEVICES, Grid, GridSpace},
     },
     pinned::{Pinned, unplaced},
+    problem::MicroBatches,
     solution::Solution,
     stage::run::Run,
     strategy::{Strategy, row::Search},
@@ -45,7 +46,12 @@ pub(crate) fn grids(problem: &Problem, strategy: Strategy) -> Result<Vec<Grid>, 
     let is_narrow = wanted.is_some() && n_devices <= FEW_DEVICES;
     let replicated_chunks = problem.training.limits.replicated_chunks || is_narrow;
     let is_given = given.is_some();
-    let space = GridSpace { n_devices, n_blocks, wanted, is_given, is_uniform, replicated_chunks };
+    let micro_batches = match problem.training.micro_batches {
+        MicroBatches::Exactly(count) => Some(count as usize),
+        _ => None,
+    };
+    let space =
+        GridSpace { n_devices, n_blocks, wanted, is_given, is_uniform, replicated_chunks, micro_batches };
     let grids = match strategy.row().search {
         Search::Grids(grids) => grids(&space),
         Search::Rule(_) if space.is_given => Err("it makes its own cuts, and others are given".into()),

@@ -97,6 +97,8 @@ pub(crate) struct GridSpace {
     pub(crate) is_uniform: bool,
     /// Whether stages of one of several numbers of chunks may have replicas.
     pub(crate) replicated_chunks: bool,
+    /// Micro-batches of a step that replicas share evenly, if an exact number was asked for.
+    pub(crate) micro_batches: Option<usize>,
 }
 
 impl GridSpace {
@@ -120,12 +122,12 @@ impl GridSpace {
         let most = (self.n_devices / 2).min(self.n_blocks / chunks);
         let mut grids = Vec::new();
         for ranks in (2..=most).filter(|&ranks| self.wanted.is_none_or(|wanted| ranks == wanted)) {
-            let all = self.n_devices / ranks;
+            let all = self.most_replicas(ranks);
             // One more rank with as many replicas would fit, so this shape leaves devices idle.
-            let is_wasteful = ranks < most && self.n_devices / (ranks + 1) == all && self.wanted.is_none();
+            let is_wasteful = ranks < most && self.most_replicas(ranks + 1) == all && self.wanted.is_none();
             let replicas = if self.n_devices <= FEW_DEVICES {
-                (2..=all).rev().collect()
-            } else if is_wasteful {
+                (2..=self.n_devices / ranks).rev().collect()
+            } else if is_wasteful || all < 2 {
                 Vec::new()
             } else {
                 vec![all]
@@ -140,6 +142,23 @@ impl GridSpace {
             }
         }
         grids
+    }
+
+    /// Returns the most replicas of so many ranks for which there are devices, and which can share the micro-batches of a step evenly.
+    fn most_replicas(&self, ranks: usize) -> usize {
+        let all = self.n_devices / ranks;
+        let Some(micro_batches) = self.micro_batches else { return all };
+        (2..=all).rev().find(|&replicas| micro_batches.is_multiple_of(replicas)).unwrap_or(all)
+    }
+
+    /// Returns one stage of the whole model with each number of replicas to try.
+    ///
+    /// # Errors
+    /// When more stages were asked for.
+    pub(crate) fn whole_models(&self) -> Result<Vec<Grid>, String> {
+        let few = self.n_devices <= FEW_DEVICES;
+        let most = if few { self.n_devices } else { self.most_replicas(1) };
+        counts(2, most).into_iter().map(|replicas| self.whole_model(replicas)).collect()
     }
 
     /// Returns pipelines with several chunks on each rank, and replicas of them where these are searched.
@@ -207,7 +226,54 @@ pub(crate) fn counts(least: usize, most: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oracle::random_problems::{Dice, problem};
+    use crate::{
+        oracle::random_problems::{Dice, problem},
+        plan_with,
+        strategy::Strategy,
+    };
+
+    /// Of many devices those are taken that can share the micro-batches of a step evenly.
+    #[test]
+    fn replicas_of_many_devices_divide_an_exact_number_of_micro_batches() {
+        let space = |n_devices, micro_batches| GridSpace {
+            n_devices,
+            n_blocks: 12,
+            wanted: None,
+            is_given: false,
+            is_uniform: true,
+            replicated_chunks: true,
+            micro_batches,
+        };
+        let check = |n_devices, micro_batches, whole: &[usize], stages: &[(usize, usize)]| {
+            let space = space(n_devices, micro_batches);
+            let own = space.whole_models().expect("one stage");
+            assert_eq!(own.iter().map(|grid| grid.replicas).collect::<Vec<_>>(), whole);
+            let own = space.replicated(Schedule::OneForwardOneBackward, 1);
+            assert_eq!(own.iter().map(|grid| (grid.ranks, grid.replicas)).collect::<Vec<_>>(), stages);
+        };
+        check(24, None, &[24, 12, 6, 3], &[(2, 12), (3, 8), (4, 6), (6, 4), (8, 3), (12, 2)]);
+        check(
+            24,
+            Some(64),
+            &[16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2],
+            &[(3, 8), (6, 4), (12, 2)],
+        );
+        check(72, Some(32), &[32, 16, 8, 4, 2], &[(2, 32), (4, 16), (9, 8), (12, 4)]);
+    }
+
+    /// Devices beyond a number that can share a step's micro-batches never make it slower.
+    #[test]
+    fn more_devices_than_share_a_step_leave_it_as_fast() {
+        for case in 0..6 {
+            let seconds = |n_devices: usize| {
+                let mut problem = problem(&mut Dice(case), 4, n_devices, true, true);
+                problem.training.micro_batches = MicroBatches::Exactly(16);
+                plan_with(&problem, Strategy::DataParallel).expect("there is room").seconds()
+            };
+            let (few, many) = (seconds(16), seconds(22));
+            assert!(many <= few * (1.0 + 1e-9), "case {case}: {many} on 22 devices, {few} on 16");
+        }
+    }
 
     /// A step whose size the planner chooses has no more micro-batches than it may have, whatever replicas and rounds share.
     #[test]

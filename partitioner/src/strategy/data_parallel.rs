@@ -1,7 +1,7 @@
 //! Every device holds the whole model; replicas sum gradients.
 
 use crate::{
-    grid::shape::{Grid, GridSpace, counts},
+    grid::shape::{Grid, GridSpace},
     strategy::row::{AskedStages, Row, Search},
 };
 
@@ -15,5 +15,5 @@ pub(crate) const ROW: Row = Row {
 };
 
 fn grids(space: &GridSpace) -> Result<Vec<Grid>, String> {
-    counts(2, space.n_devices).into_iter().map(|replicas| space.whole_model(replicas)).collect()
+    space.whole_models()
 }
