@@ -445,7 +445,10 @@ pub fn shared_by_parts(subject: &Subject<'_>, way: Way<'_>) -> Result<SharedMode
     }
     if matches!(way, Way::Layers(..)) && context.images.is_none() && made.cuts.is_empty() {
         // The plan will have no cuts, and must mean the same when it is read.
-        return shared_by_parts(subject, Way::Positions(&[]));
+        return shared_by_parts(subject, Way::Positions(&[])).map_err(|_| {
+            Failure::no(format!("no operator of this model can be divided among {degree} devices"))
+                .with_hint("choose a number that divides features, heads or samples")
+        });
     }
     let is_read_from_cuts = matches!(way, Way::Layers(..)) || !made.on_first.is_empty();
     if is_read_from_cuts && !matches!(way, Way::Cuts(..)) {
