@@ -18,7 +18,7 @@ mod agreement;
 use crate::failure::Failure;
 
 pub use experts::has_experts;
-pub use links::{grouped, links, smallest_node};
+pub use links::{grouped, links, sizes_to_try, smallest_node};
 pub use model::{Around, OperatorSearch, SharedModel, Subject, Way, proved, proved_text};
 pub use operators::recorded;
 

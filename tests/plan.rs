@@ -324,6 +324,32 @@ fn what_does_not_fit_one_device_says_so() {
     assert!(roomy.contains("After the last of them sums of gradients"), "{roomy}");
 }
 
+/// Numbers of devices that are no power of two share layers, too, and one more device never makes the step longer: groups of six, or
+/// of four that leave one of five idle. What is planned so is checked so.
+#[test]
+fn any_number_of_devices_shares_layers_unasked() {
+    let (folder, model) = (folder(), "fixtures/traces/gpt2_tiny.pt");
+    let file = folder.path().join("plan.yaml").display().to_string();
+    let mut before = f64::INFINITY;
+    for (count, expected) in [(4, 4), (5, 4), (6, 6), (7, 6)] {
+        let text = format!(
+            "kind: cluster\nversion: 1\ntypes:\n  slow: {{memory: 1.0e9, memory_bandwidth: 1.0e9, peak: {{float32: 1.0e8}}}}\n\
+             devices: [{{type: slow, count: {count}}}]\nlevels: [{{name: fast, bandwidth: 1.0e12, latency: 1.0e-9}}]\n"
+        );
+        let cluster = write(&folder, "slow.yaml", &text);
+        let asked = ["plan", model, "--cluster", &cluster, "--micro-batches", "1"];
+        let planned = json(&[&asked[..], &["-o", &file]].concat());
+        assert_eq!(planned["shared"]["degree"], expected, "{count} devices: {planned}");
+        let seconds = planned["step_seconds"].as_f64().expect("a number");
+        assert!(seconds <= before, "{count} devices: {seconds}, {before} with one fewer");
+        assert_eq!(
+            json(&[&asked[..], &["--check", &file]].concat())["step_seconds"],
+            planned["step_seconds"]
+        );
+        before = seconds;
+    }
+}
+
 /// Where no device has room for parameters, gradients and the optimizer's state, layers on several devices are tried, too, and where
 /// most of them would be idle.
 #[test]

@@ -1195,7 +1195,7 @@ fn stages_of_images_in_bands_train_as_one_process_does() {
     }
     for (more, expected) in [
         (["--spatial", "2", "--tensor-parallel", "2"], "layers can be shared in only one of these ways"),
-        (["--spatial", "4", "--stages", "1"], "--spatial 4 does not divide the 6 devices"),
+        (["--spatial", "8", "--stages", "1"], "--spatial 8 does not divide the 6 devices"),
     ] {
         let (is_planned, said) = command(&[&["plan", model, "--devices", "6xh100"][..], &more].concat());
         assert!(!is_planned && said.contains(expected), "{said}");

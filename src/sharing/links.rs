@@ -78,52 +78,90 @@ pub(super) fn rows(bytes: u64, some: u64, of: u64) -> u64 {
     (u128::from(bytes) * u128::from(some) / u128::from(of.max(1))) as u64
 }
 
-/// Returns a cluster with a device per group of neighbours, and the names of each group's members.
+/// A cluster with a device per group, and the names of each group's members.
+type Grouped = (Cluster, BTreeMap<String, Vec<String>>);
+
+/// Returns a cluster with a device per group of neighbours of one type, and the names of each group's members. What fills no group
+/// is in none: of five devices that the fastest links join, groups of four leave one out.
 ///
 /// # Errors
-/// If groups fill neither the devices that the fastest links join nor several nodes of them.
-pub fn grouped(
-    cluster: &Cluster,
-    degree: u32,
-    option: &str,
-) -> Result<(Cluster, BTreeMap<String, Vec<String>>), Failure> {
-    let degree = degree as usize;
+/// If there are not as many neighbours of one type, or groups are larger than a node and not whole nodes.
+pub fn grouped(cluster: &Cluster, degree: u32, option: &str) -> Result<Grouped, Failure> {
+    let size = degree.max(1) as usize;
     let nodes = by_place(cluster);
     let smallest = nodes.iter().map(Vec::len).min().unwrap_or(1).max(1);
     let is_even = nodes.iter().all(|node| node.len() == smallest);
-    let mut members: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    // A group over several nodes has all of each.
     let n_devices = cluster.devices.len();
-    let is_wide =
-        degree > smallest && is_even && degree.is_multiple_of(smallest) && n_devices.is_multiple_of(degree);
-    let sets: Vec<Vec<&Device>> = if is_wide { vec![nodes.concat()] } else { nodes };
-    for devices in &sets {
-        if devices.len() % degree != 0 {
-            let within = (2..=devices.len()).filter(|n| devices.len().is_multiple_of(*n));
-            let across = (smallest + 1..=n_devices)
-                .filter(|n| is_even && n.is_multiple_of(smallest) && n_devices.is_multiple_of(*n));
-            let fits: Vec<String> = within.chain(across).map(|n| n.to_string()).collect();
-            let failure = Failure::input(format!(
-                "{option} {degree} does not divide the {} devices that the fastest links join",
-                devices.len()
-            ));
-            return Err(if fits.is_empty() {
-                failure
-            } else {
-                failure.with_hint(format!("{} would", fits.join(", ")))
-            });
-        }
-        for group in devices.chunks(degree) {
-            if let Some(other) = group.iter().find(|device| device.type_ != group[0].type_) {
-                return Err(Failure::input(format!(
-                    "{} and {} would share layers but have different types, {} and {}",
-                    group[0].name, other.name, group[0].type_, other.type_
-                )));
+    // A group over several nodes has all of each.
+    let is_wide = size > smallest && is_even && size.is_multiple_of(smallest) && size <= n_devices;
+    if !is_wide && size > smallest {
+        let fewest = nodes.iter().find(|node| !node.len().is_multiple_of(size)).map_or(smallest, Vec::len);
+        let failure = Failure::input(format!(
+            "{option} {degree} does not divide the {fewest} devices that the fastest links join"
+        ));
+        let sizes: Vec<String> = sizes(cluster).iter().map(u32::to_string).collect();
+        return Err(if sizes.is_empty() {
+            failure
+        } else {
+            failure.with_hint(format!("{} would", sizes.join(", ")))
+        });
+    }
+    let mut sets: Vec<Vec<&Device>> = Vec::new();
+    if is_wide {
+        sets.push(nodes.concat());
+    } else {
+        for node in &nodes {
+            let mut by_type: indexmap::IndexMap<&str, Vec<&Device>> = Default::default();
+            for device in node {
+                by_type.entry(device.type_.as_str()).or_default().push(device);
             }
-            members.insert(group[0].name.clone(), group.iter().map(|device| device.name.clone()).collect());
+            sets.extend(by_type.into_values());
         }
+    }
+    let mut members: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for group in sets.iter().flat_map(|devices| devices.chunks_exact(size)) {
+        if let Some(other) = group.iter().find(|device| device.type_ != group[0].type_) {
+            return Err(of_two_types(group[0], other));
+        }
+        members.insert(group[0].name.clone(), group.iter().map(|device| device.name.clone()).collect());
+    }
+    if members.is_empty() {
+        let mixed = nodes.iter().find_map(|node| {
+            let other = node.iter().find(|one| one.type_ != node[0].type_)?;
+            Some(of_two_types(node[0], other))
+        });
+        return Err(mixed.unwrap_or_else(|| Failure::input(format!("{option} {degree} needs devices"))));
     }
     // In the order of the cluster, which stages follow.
     let leaders = cluster.devices.iter().filter(|device| members.contains_key(&device.name));
     Ok((Cluster { devices: leaders.cloned().collect(), ..cluster.clone() }, members))
+}
+
+/// Returns the error of a group whose devices differ.
+fn of_two_types(first: &Device, other: &Device) -> Failure {
+    Failure::input(format!(
+        "{} and {} would share layers but have different types, {} and {}",
+        first.name, other.name, first.type_, other.type_
+    ))
+}
+
+/// Returns the sizes of groups for which a search is worth its time, up to the largest: powers of two, and those that leave no device
+/// out, or of a node's odd number of devices one.
+pub fn sizes_to_try(cluster: &Cluster, most: u32) -> Vec<u32> {
+    let node = smallest_node(cluster);
+    let all = sizes(cluster);
+    let is_near = |size: u32| all.contains(&size) || (size < node && (node - node % 2).is_multiple_of(size));
+    (2..=most).filter(|&size| size.is_power_of_two() || is_near(size)).collect()
+}
+
+/// Returns the sizes of groups that leave no device out.
+fn sizes(cluster: &Cluster) -> Vec<u32> {
+    let nodes = by_place(cluster);
+    let n_devices = cluster.devices.len();
+    let smallest = nodes.iter().map(Vec::len).min().unwrap_or(1).max(1);
+    let is_even = nodes.iter().all(|node| node.len() == smallest);
+    let within = (2..=smallest).filter(|size| nodes.iter().all(|node| node.len().is_multiple_of(*size)));
+    let across = (smallest + 1..=n_devices)
+        .filter(|size| is_even && size.is_multiple_of(smallest) && n_devices.is_multiple_of(*size));
+    within.chain(across).map(|size| size as u32).collect()
 }

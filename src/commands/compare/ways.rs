@@ -7,7 +7,10 @@ use partitioner::Strategy;
 use schema::{CollectiveKind, Execution, ShardingLevel, SyncOrder};
 use simulator::{PlanOptions, order::Schedule};
 
-use crate::commands::plan::{Degree, Method, PlanRequest};
+use crate::{
+    commands::plan::{Degree, Method, PlanRequest},
+    sharing,
+};
 
 /// The most devices that share a layer, those that `--tensor-parallel auto` tries.
 const MOST_SHARING: u32 = 8;
@@ -182,8 +185,9 @@ pub fn ways(request: &PlanRequest) -> Vec<Way> {
         Way::planned(S::Hybrid, "stages with replicas each, as in HyPar-Flow"),
     ]);
     let n_devices = request.cluster.devices.len() as u32;
-    let degrees = std::iter::successors(Some(2), |degree| Some(2 * degree));
-    for degree in degrees.take_while(|&degree| degree == 2 || degree <= MOST_SHARING.min(n_devices)) {
+    // One device, too, is told why it cannot share layers.
+    let most = MOST_SHARING.min(n_devices.max(2));
+    for degree in sharing::sizes_to_try(&request.cluster, most) {
         let how = How::Planned(None, None, Degree::Of(degree));
         ways.push(Way::new(
             format!("tensor-parallel {degree}"),

@@ -309,6 +309,11 @@ impl Asked {
         self
     }
 
+    /// Tells which devices are in no group that shares layers.
+    pub(super) fn say_left_out(&self) {
+        self.groups.iter().for_each(Groups::say_left_out);
+    }
+
     /// Tells whether devices share each layer.
     pub(super) fn is_shared(&self) -> bool {
         self.groups.is_some()

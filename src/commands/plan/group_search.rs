@@ -36,7 +36,9 @@ pub(super) fn planned_by(
     degree: u32,
     way: Way<'_>,
 ) -> Result<(Asked, Planned), Unplanned> {
-    let (asked, planned) = planned_of(shared(whole, request, degree, way)?, f64::INFINITY)?;
+    let shared = shared(whole, request, degree, way)?;
+    shared.0.say_left_out();
+    let (asked, planned) = planned_of(shared, f64::INFINITY)?;
     Ok((asked.sharing_asked(way), planned))
 }
 
@@ -160,11 +162,10 @@ pub(super) fn planned_best(
     first: Result<(Asked, Planned), Unplanned>,
     ways: &[Way<'_>],
 ) -> Result<(Asked, Planned), Unplanned> {
-    let degrees = (2..=MOST).filter(|degree| degree.is_power_of_two());
     // Groups over several nodes are for models that have no plan otherwise, and for those who ask for them.
-    let most = if first.is_ok() { sharing::smallest_node(&request.cluster) } else { MOST };
-    let degrees = degrees.filter(|degree| *degree <= most);
-    let all = degrees.flat_map(|degree| ways.iter().map(move |way| (degree, *way)));
+    let most = if first.is_ok() { MOST.min(sharing::smallest_node(&request.cluster)) } else { MOST };
+    let degrees = sharing::sizes_to_try(&request.cluster, most);
+    let all = degrees.into_iter().flat_map(|degree| ways.iter().map(move |way| (degree, *way)));
     // Groups have several devices each.
     let all = all.filter(|(degree, way)| {
         let groups = way.around().groups;
@@ -230,6 +231,7 @@ pub(super) fn planned_best(
         run_if_possible(&mut plan);
     }
     plan.best.bound_by(bound);
+    asked.say_left_out();
     if !asked.is_shared() && request.tensor_parallel == Degree::IfNeeded && !looked_at.is_empty() {
         looked_at.dedup();
         let others: Vec<String> = looked_at.iter().map(u32::to_string).collect();

@@ -9,7 +9,7 @@ use schema::{
 
 use super::request::PlanRequest;
 use crate::{
-    failure::Failure,
+    failure::{self, Failure},
     sharing::{self, Way},
     workspace::Workspace,
 };
@@ -97,6 +97,23 @@ impl Groups {
     /// Tells whether the first device of a group has parameters that the others lack.
     pub(super) fn has_first(&self) -> bool {
         !self.answer.on_first.is_empty()
+    }
+
+    /// Tells which devices no group has: the size of groups does not divide their number.
+    pub(super) fn say_left_out(&self) {
+        let is_member = |name: &String| self.members.values().any(|members| members.contains(name));
+        let devices = self.cluster.devices.iter().map(|device| &device.name);
+        let left: Vec<&str> = devices.filter(|name| !is_member(name)).map(String::as_str).collect();
+        if let [first, others @ ..] = left.as_slice() {
+            let (verb, more) = match others.len() {
+                0 => ("is", String::new()),
+                more => ("are", format!(" and {more} more")),
+            };
+            let degree = self.answer.degree;
+            failure::note(format!(
+                "{first}{more} {verb} idle: groups of {degree} devices leave no more of them"
+            ));
+        }
     }
 
     /// Returns how many devices share each layer.
