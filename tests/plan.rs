@@ -331,23 +331,40 @@ fn any_number_of_devices_shares_layers_unasked() {
     let (folder, model) = (folder(), "fixtures/traces/gpt2_tiny.pt");
     let file = folder.path().join("plan.yaml").display().to_string();
     let mut before = f64::INFINITY;
-    for (count, expected) in [(4, 4), (5, 4), (6, 6), (7, 6)] {
+    for (count, expected) in
+        [(4, &[1, 2, 4][..]), (5, &[1, 2, 4, 5]), (6, &[1, 2, 3, 4, 6]), (7, &[1, 2, 3, 4, 6, 7])]
+    {
         let text = format!(
-            "kind: cluster\nversion: 1\ntypes:\n  slow: {{memory: 1.0e9, memory_bandwidth: 1.0e9, peak: {{float32: 1.0e8}}}}\n\
+            "kind: cluster\nversion: 1\ntypes:\n  slow: {{memory: 1000000000, memory_bandwidth: 1.0e9, peak: {{float32: 1.0e8}}}}\n\
              devices: [{{type: slow, count: {count}}}]\nlevels: [{{name: fast, bandwidth: 1.0e12, latency: 1.0e-9}}]\n"
         );
         let cluster = write(&folder, "slow.yaml", &text);
         let asked = ["plan", model, "--cluster", &cluster, "--micro-batches", "1"];
         let planned = json(&[&asked[..], &["-o", &file]].concat());
-        assert_eq!(planned["shared"]["degree"], expected, "{count} devices: {planned}");
+        let tried = planned["shared"]["tried"].as_array().expect("a list").iter().map(|one| &one["degree"]);
+        assert_eq!(tried.collect::<Vec<_>>(), expected, "{count} devices: {planned}");
         let seconds = planned["step_seconds"].as_f64().expect("a number");
         assert!(seconds <= before, "{count} devices: {seconds}, {before} with one fewer");
         assert_eq!(
-            json(&[&asked[..], &["--check", &file]].concat())["step_seconds"],
+            json(&[&asked[..4], &["--check", &file]].concat())["step_seconds"],
             planned["step_seconds"]
         );
         before = seconds;
     }
+}
+
+/// On more than 64 devices layers are shared unasked by as many as leave few groups.
+#[test]
+fn layers_are_shared_unasked_on_many_devices_in_few_groups() {
+    let folder = folder();
+    let text = "kind: cluster\nversion: 1\ntypes:\n  slow: {memory: 1000000000, memory_bandwidth: 1.0e9, peak: {float32: 1.0e8}}\n\
+        devices: [{type: slow, count: 8, nodes: 9}]\nlevels: [{name: fast, bandwidth: 1.0e12, latency: 1.0e-9}, {name: slow, bandwidth: 1.0e9, latency: 1.0e-5}]\n";
+    let cluster = write(&folder, "many.yaml", text);
+    let asked = ["plan", "fixtures/traces/gpt2_tiny.pt", "--cluster", &cluster, "--micro-batches", "1"];
+    let shared = &json(&asked)["shared"];
+    assert_eq!(shared["degree"], 4, "{shared}");
+    let tried = shared["tried"].as_array().expect("a list").iter().map(|one| one["degree"].as_u64());
+    assert_eq!(tried.collect::<Vec<_>>(), [Some(1), Some(4), Some(8)]);
 }
 
 /// Where no device has room for parameters, gradients and the optimizer's state, layers on several devices are tried, too, and where

@@ -91,7 +91,7 @@ pub struct PlanArguments {
     #[arg(long, value_name = "LEVEL", value_parser = sharding_level)]
     pub sharding: Option<ShardingLevel>,
     /// Devices that share the work of each layer, neighbours over the fastest links: 8 for Llama-3-70B on nodes of
-    /// eight, auto for the fastest number, or none [default: auto on up to 64 devices if parameters, gradients and
+    /// eight, auto for the fastest number, or none [default: auto in up to 32 groups if parameters, gradients and
     /// optimizer state fit no single one or devices would be idle a third of the time, else none]
     #[arg(long, value_name = "N", value_parser = Degree::from_text)]
     pub tensor_parallel: Option<Degree>,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use partitioner::{ENOUGH, Planned, Solution};
-use schema::{LayerSharing, Plan, ShardingLevel, SharedTried};
+use schema::{Cluster, LayerSharing, Plan, ShardingLevel, SharedTried};
 
 use super::{
     alone::planned_alone,
@@ -154,18 +154,27 @@ fn is_better(own: (u32, f64), other: (u32, f64), least: f64) -> bool {
     }
 }
 
-/// Plans a model with each possible number of devices per layer, in each of some ways, and keeps the best plan; `first` is the
-/// plan without sharing.
+/// Tells whether sharing layers within nodes makes no more than so many groups of a cluster's devices, or cannot be.
+pub(super) fn has_few_groups(cluster: &Cluster, most_groups: usize) -> bool {
+    let most = MOST.min(sharing::smallest_node(cluster));
+    most < 2 || cluster.devices.len().div_ceil(most as usize) <= most_groups
+}
+
+/// Plans a model with each possible number of devices per layer that makes no more than so many groups, in each of some ways, and
+/// keeps the best plan; `first` is the plan without sharing.
 pub(super) fn planned_best(
     whole: &Workspace,
     request: &PlanRequest,
     first: Result<(Asked, Planned), Unplanned>,
     ways: &[Way<'_>],
+    most_groups: usize,
 ) -> Result<(Asked, Planned), Unplanned> {
     // Groups over several nodes are for models that have no plan otherwise, and for those who ask for them.
     let most = if first.is_ok() { MOST.min(sharing::smallest_node(&request.cluster)) } else { MOST };
     let degrees = sharing::sizes_to_try(&request.cluster, most);
-    let all = degrees.into_iter().flat_map(|degree| ways.iter().map(move |way| (degree, *way)));
+    let is_few = |degree: &u32| request.cluster.devices.len().div_ceil(*degree as usize) <= most_groups;
+    let all =
+        degrees.into_iter().filter(is_few).flat_map(|degree| ways.iter().map(move |way| (degree, *way)));
     // Groups have several devices each.
     let all = all.filter(|(degree, way)| {
         let groups = way.around().groups;

@@ -15,8 +15,9 @@ use crate::{
     sharing::{self, Around, Way},
 };
 
-/// The most devices for which sharing of layers is searched unasked: each number of sharers takes as long as all else.
-const MOST_UNASKED: usize = 64;
+/// The most groups for which sharing of layers is searched unasked: a search takes time by their number, one of so many as long as
+/// all else on 64 devices.
+const MOST_GROUPS: usize = 32;
 
 /// The most values that an operator may take for it: where layers take all before them, as DenseNet's do, it takes a minute.
 const MOST_INPUTS: usize = 12;
@@ -109,7 +110,7 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
         };
         return match degree {
             Degree::Of(degree) => group_search::planned_by(whole, request, degree, way),
-            _ => group_search::planned_best(whole, request, unshared(request), &[way]),
+            _ => group_search::planned_best(whole, request, unshared(request), &[way], usize::MAX),
         };
     }
     let mut found = unshared(request);
@@ -132,8 +133,8 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     {
         let inputs = whole.graph.operators.iter().map(|operator| operator.inputs.len());
         let is_dense = asked.problem.fits_one_device() && inputs.max() > Some(MOST_INPUTS);
-        if request.cluster.devices.len() <= MOST_UNASKED && !is_dense {
-            return group_search::planned_best(whole, request, found, &shared);
+        if !is_dense && group_search::has_few_groups(&request.cluster, MOST_GROUPS) {
+            return group_search::planned_best(whole, request, found, &shared, MOST_GROUPS);
         }
         failure::note(
             "layers on several devices each were not tried: --tensor-parallel auto does, in several times the time",
@@ -142,7 +143,7 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     for (degree, ways) in [(request.tensor_parallel, &shared[..]), (request.spatial, &[Way::Bands][..])] {
         found = match found {
             Err(reason) if degree == Degree::IfNeeded && reason.is_no() => {
-                group_search::planned_best(whole, request, Err(reason), ways)
+                group_search::planned_best(whole, request, Err(reason), ways, usize::MAX)
             }
             found => found,
         };
