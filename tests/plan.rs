@@ -361,7 +361,9 @@ fn layers_are_shared_unasked_on_many_devices_in_few_groups() {
         devices: [{type: slow, count: 8, nodes: 9}]\nlevels: [{name: fast, bandwidth: 1.0e12, latency: 1.0e-9}, {name: slow, bandwidth: 1.0e9, latency: 1.0e-5}]\n";
     let cluster = write(&folder, "many.yaml", text);
     let asked = ["plan", "fixtures/traces/gpt2_tiny.pt", "--cluster", &cluster, "--micro-batches", "1"];
-    let shared = &json(&asked)["shared"];
+    let planned = json(&asked);
+    let shared = &planned["shared"];
+    assert_eq!(planned["bound_of"], "plan with whole layers, or shared ones in at most 32 groups");
     assert_eq!(shared["degree"], 4, "{shared}");
     let tried = shared["tried"].as_array().expect("a list").iter().map(|one| one["degree"].as_u64());
     assert_eq!(tried.collect::<Vec<_>>(), [Some(1), Some(4), Some(8)]);
@@ -555,7 +557,7 @@ fn replicas_of_batch_norms_are_said_to_have_statistics_of_their_own() {
 fn a_strategy_by_name_says_which_are_faster() {
     let said = text(&["plan", UNET, "--devices", "4xt4", "--strategy", "layer", "--micro-batches", "8"]);
     assert!(said.contains("Faster: data-parallel (-"), "{said}");
-    assert!(said.contains("no layer plan is faster"), "{said}");
+    assert!(said.contains("no layer plan with whole layers is faster"), "{said}");
     assert!(!said.contains("proven optimal"), "{said}");
     let one = text(&["plan", UNET, "--devices", "2xt4", "--strategy", "layer", "--micro-batches", "1"]);
     assert!(one.contains("per step of 1 micro-batch ("), "{one}");

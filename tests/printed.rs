@@ -31,10 +31,10 @@ fn a_bound_names_its_plans() {
     let unet = ["plan", UNET, "--devices", "2xa100", "--batch", "64"];
     let gpt2 = ["plan", GPT2, "--devices", "4xa100", "--batch", "8"];
     let free = [json(&unet), json(&gpt2)].map(|answer| number(&answer["step_seconds"]));
-    assert_eq!(json(&unet)["bound_of"], Value::Null);
+    assert_eq!(json(&unet)["bound_of"], "plan with whole layers");
     let cases: [(&[&str], &[&str], f64, &str); 3] = [
         (&unet, &["--stages", "2"], free[0], "plan with 2 stages"),
-        (&gpt2, &["--strategy", "gpipe"], free[1], "gpipe plan"),
+        (&gpt2, &["--strategy", "gpipe"], free[1], "gpipe plan with whole layers"),
         (&gpt2, &["--tensor-parallel", "2"], free[1], "plan with each layer on 2 devices"),
     ];
     for (arguments, more, free, of) in cases {

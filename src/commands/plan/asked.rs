@@ -295,6 +295,22 @@ impl Asked {
         Self { sized: (model, tried), ..self }
     }
 
+    /// Records that no plans were looked for in which devices share layers; where there is a stage for each device, there is none.
+    pub(super) fn of_whole_layers(mut self) -> Self {
+        let stages = self.problem.begins.as_ref().map(|begins| begins.len() as u32 + 1);
+        let stages = stages.or(self.problem.training.stages).unwrap_or(1) as usize;
+        if self.groups.is_none() && self.problem.machine.devices.len() >= 2 * stages {
+            self.bound_of.add_once("whole layers");
+        }
+        self
+    }
+
+    /// Records that plans in which devices share layers were looked for in so many groups at most.
+    pub(super) fn of_few_groups(mut self, most: usize) -> Self {
+        self.bound_of.add_once(&format!("whole layers, or shared ones in at most {most} groups"));
+        self
+    }
+
     /// Records that all plans that were looked for share layers in the requested way.
     pub(super) fn sharing_asked(mut self, way: Way<'_>) -> Self {
         if let Some(groups) = &self.groups {

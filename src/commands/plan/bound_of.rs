@@ -36,6 +36,13 @@ impl BoundOf {
         self.with.push(what);
     }
 
+    /// Adds something that may have been said.
+    pub(super) fn add_once(&mut self, what: &str) {
+        if !self.with.iter().any(|known| known == what) {
+            self.add(what.to_string());
+        }
+    }
+
     /// Adds how devices share layers.
     pub(super) fn add_sharing(&mut self, degree: u32, way: Way<'_>) {
         match way {

@@ -173,6 +173,7 @@ pub(super) fn planned_best(
     let most = if first.is_ok() { MOST.min(sharing::smallest_node(&request.cluster)) } else { MOST };
     let degrees = sharing::sizes_to_try(&request.cluster, most);
     let is_few = |degree: &u32| request.cluster.devices.len().div_ceil(*degree as usize) <= most_groups;
+    let is_all = degrees.iter().all(is_few);
     let all =
         degrees.into_iter().filter(is_few).flat_map(|degree| ways.iter().map(move |way| (degree, *way)));
     // Groups have several devices each.
@@ -249,6 +250,7 @@ pub(super) fn planned_best(
             others.join(", ")
         ));
     }
+    let asked = if is_all { asked } else { asked.of_few_groups(most_groups) };
     Ok((asked.having_tried(tried), plan))
 }
 

@@ -115,8 +115,9 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
     }
     let mut found = unshared(request);
     let Subject::Model(whole) = subject else { return found };
+    let of_whole_layers = |(asked, solved): (Asked, Planned)| (asked.of_whole_layers(), solved);
     if request.strategy.is_some() {
-        return found;
+        return found.map(of_whole_layers);
     }
     let mut shared = vec![layers];
     if sharing::has_experts(&whole.graph) {
@@ -145,7 +146,7 @@ fn of_one_size(subject: Subject<'_>, request: &PlanRequest) -> Result<(Asked, Pl
             Err(reason) if degree == Degree::IfNeeded && reason.is_no() => {
                 group_search::planned_best(whole, request, Err(reason), ways, usize::MAX)
             }
-            found => found,
+            found => found.map(of_whole_layers),
         };
     }
     found
