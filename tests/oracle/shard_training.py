@@ -28,7 +28,7 @@ PYTHON = processes.ROOT / "codegen/src/python"
 LIMIT, STEPS, MICRO_BATCHES = 1e-9, 5, 4
 VOCABULARY, WIDTH, HEADS, LENGTH = 24, 16, 4, 8
 # A GPU draws other random numbers than the processor that it is held against.
-DROPPED, MORE_DROPPED = (0.1, 0.2) if processes.DEVICE == "cpu" else (0.0, 0.0)
+DROPPED, MORE_DROPPED, MOST_DROPPED = (0.1, 0.2, 0.3) if processes.DEVICE == "cpu" else (0.0, 0.0, 0.0)
 LAYER_CUTS = {
     "qkv.weight": (0, 3), "qkv.bias": (0, 3), "out.weight": (1, 1), "up.weight": (0, 1), "up.bias": (0, 1), "down.weight": (1, 1),
 }
@@ -162,7 +162,7 @@ class Mlp:
         return F.linear(F.relu(hidden), w["down.weight"], w["down.bias"]), w["end.bias"] * 0.5
 
     def last(self, w, x, bias):
-        return F.linear(F.dropout(x, 3 * DROPPED, True), w["end.weight"], bias)
+        return F.linear(F.dropout(x, MOST_DROPPED, True), w["end.weight"], bias)
 
     sources = [
         """
@@ -247,7 +247,7 @@ def folder(cases, model, old="", new=""):
         init = "(self)" if cuts is None else "(self, shard=None)"
         made = f"\n\nclass Stage(Holder):\n    def __init__{init}:\n        super().__init__()\n"
         made += ("" if cuts is None else "        self.shard = shard or Shard()\n") + "        place_tensors(self)\n        self.train(True)\n"
-        source = model.sources[stage].replace("0.1, self", f"{DROPPED}, self").replace("0.2, self", f"{MORE_DROPPED}, self").replace("0.3, self", f"{3 * DROPPED}, self")
+        source = model.sources[stage].replace("0.1, self", f"{DROPPED}, self").replace("0.2, self", f"{MORE_DROPPED}, self").replace("0.3, self", f"{MOST_DROPPED}, self")
         (out / f"stages/stage_{stage}.py").write_text(imports + head + helpers + made + source)
         save_file({name: drawn[name].clone() for name in (*parameters, *buffers)}, out / f"stages/stage_{stage}.safetensors")
         inputs = [(f"input:{name}", name, s, t) for name, s, t in model.inputs] if stage == 0 else [(f"stage:0:{name}", name, s, t) for name, s, t in model.between]
