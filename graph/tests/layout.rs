@@ -53,6 +53,23 @@ const PERCEPTRON: &str = "graph(%self : __torch__.Net,
   return (%y)
 ";
 
+/// Of rows whose number only the run knows no device takes a part; features are cut as ever.
+#[test]
+fn rows_of_an_unknown_number_are_cut_by_features_alone() {
+    let (_, graph) = read(PERCEPTRON);
+    let mut context = Context::new(&graph, 2);
+    let made = |context: &Context<'_>, layout: Layout| {
+        context.strategies(OperatorId(0)).iter().any(|one| one.gives == layout)
+    };
+    let taken = |context: &Context<'_>, layout: Layout| {
+        context.strategies(OperatorId(1)).iter().any(|one| one.needs == [Need::In(layout)])
+    };
+    assert!(made(&context, CUT(0)) && taken(&context, CUT(0)));
+    context.uneven.extend(&graph.operator(OperatorId(0)).outputs);
+    assert!(!made(&context, CUT(0)) && !taken(&context, CUT(0)));
+    assert!(made(&context, CUT(1)) && taken(&context, CUT(1)));
+}
+
 #[test]
 fn columns_then_rows_take_one_sum() {
     let (program, graph) = read(PERCEPTRON);
