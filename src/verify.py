@@ -399,7 +399,10 @@ def in_float64():
 
 
 def levels(shard, dim, blocks, *first):
-    """Returns how a tensor is cut, outermost first: by groups of ranks, if they cut it, and by the ranks of a group, if they do."""
+    """Returns how a tensor is cut, outermost first: by groups of ranks, if they cut it, and by the ranks of a group, if they do.
+
+    As `Shard.levels` of the stages, which folders that were written before lack.
+    """
     found = [(shard.outer, at, 1) for at in first]
     return found if dim is None else [*found, (shard, dim, blocks)]
 

@@ -22,7 +22,13 @@ fn by_place(cluster: &Cluster) -> Vec<Vec<&Device>> {
 
 /// Returns the fewest devices that the fastest links of a cluster join.
 pub fn smallest_node(cluster: &Cluster) -> u32 {
-    by_place(cluster).iter().map(|node| node.len() as u32).min().unwrap_or(1)
+    smallest(&by_place(cluster)).0 as u32
+}
+
+/// Returns the number of devices of the smallest of some nodes, and whether all have as many.
+fn smallest(nodes: &[Vec<&Device>]) -> (usize, bool) {
+    let least = nodes.iter().map(Vec::len).min().unwrap_or(1).max(1);
+    (least, nodes.iter().all(|node| node.len() == least))
 }
 
 /// Returns what joins so many devices of a cluster, each the given number of places behind the one before.
@@ -89,8 +95,7 @@ type Grouped = (Cluster, BTreeMap<String, Vec<String>>);
 pub fn grouped(cluster: &Cluster, degree: u32, option: &str) -> Result<Grouped, Failure> {
     let size = degree.max(1) as usize;
     let nodes = by_place(cluster);
-    let smallest = nodes.iter().map(Vec::len).min().unwrap_or(1).max(1);
-    let is_even = nodes.iter().all(|node| node.len() == smallest);
+    let (smallest, is_even) = smallest(&nodes);
     let n_devices = cluster.devices.len();
     // A group over several nodes has all of each.
     let is_wide = size > smallest && is_even && size.is_multiple_of(smallest) && size <= n_devices;
@@ -158,8 +163,7 @@ pub fn sizes_to_try(cluster: &Cluster, most: u32) -> Vec<u32> {
 fn sizes(cluster: &Cluster) -> Vec<u32> {
     let nodes = by_place(cluster);
     let n_devices = cluster.devices.len();
-    let smallest = nodes.iter().map(Vec::len).min().unwrap_or(1).max(1);
-    let is_even = nodes.iter().all(|node| node.len() == smallest);
+    let (smallest, is_even) = smallest(&nodes);
     let within = (2..=smallest).filter(|size| nodes.iter().all(|node| node.len().is_multiple_of(*size)));
     let across = (smallest + 1..=n_devices)
         .filter(|size| is_even && size.is_multiple_of(smallest) && n_devices.is_multiple_of(*size));
