@@ -90,73 +90,110 @@ def lowered(*tensors):
     return [t.to(dtype) if fit else t for t, fit in zip(tensors, fits)], dtype
 
 
-class WaitingProduct(torch.autograd.Function):
-    """`F.linear`, or with `is_transposed` the product that `torch.addmm` adds to the bias."""
+class Waiting:
+    """A product of a value with parameters, in two halves for autograd.
+
+    `Operands` keeps what the backward pass needs, before `Result` computes. Where a block is recomputed, torch stops at
+    the last tensor that was kept: so the block's last product is not computed again, as it is not with torch's own
+    functions.
+    """
+
+    def __init__(self, weight, bias, compute, gradients):
+        self.parameters, self.compute, self.gradients = (owner(weight), owner(bias)), compute, gradients
+        self.ahead = None  # the gradient of the result, from the one half to the other
+
+
+class Operands(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, weight, bias, waiting):
+        ctx.save_for_backward(value, weight)
+        ctx.waiting = waiting
+        return value.view_as(value)
 
     @staticmethod
-    def forward(ctx, value, weight, bias, is_transposed, dtype):
-        ctx.save_for_backward(value, weight)
-        ctx.parameters, ctx.is_transposed, ctx.dtype = (owner(weight), owner(bias)), is_transposed, dtype
+    def backward(ctx, _):
+        value, weight = ctx.saved_tensors
+        waiting = ctx.waiting
+        ahead, waiting.ahead = waiting.ahead, None
+        own, bias = waiting.parameters
+        found, of_weight, of_bias = waiting.gradients(ahead, value, weight, ctx.needs_input_grad[0])
+        of_weight = DEFERRAL.give(own, of_weight)
+        of_bias = None if bias is None else DEFERRAL.give(bias, of_bias)
+        return found, of_weight, of_bias, None
+
+
+class Result(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, weights, waiting):
+        # Nothing but the number of its elements is said of the gradient in between.
+        ctx.waiting, ctx.between = waiting, value.new_zeros(()).expand(value.shape)
+        return waiting.compute(value, *weights)
+
+    @staticmethod
+    def backward(ctx, ahead):
+        ctx.waiting.ahead = ahead
+        return ctx.between, None, None
+
+
+def computed(value, weight, bias, compute, gradients):
+    waiting = Waiting(weight, bias, compute, gradients)
+    # Weights in a list are no operands for autograd, which sends their gradients through the first half.
+    return Result.apply(Operands.apply(value, weight, bias, waiting), [weight, bias], waiting)
+
+
+def product(value, weight, bias, is_transposed, dtype):
+    """`F.linear`, or with `is_transposed` the product that `torch.addmm` adds to the bias."""
+
+    def compute(value, weight, bias):
         weight, bias = (t.to(dtype) if dtype and t is not None else t for t in (weight, bias))
         found = PLAIN_ADDMM(bias, value, weight) if is_transposed else PLAIN_LINEAR(value, weight, bias)
         # A model may write to the result, which autograd forbids where a function of Python returns a view.
         return torch.ops.aten._unsafe_view(found, found.shape) if found._is_view() else found
 
-    @staticmethod
-    def backward(ctx, gradient):
-        value, weight = ctx.saved_tensors
-        own, bias = ctx.parameters
-        weight = weight.to(ctx.dtype) if ctx.dtype else weight
+    def gradients(gradient, value, weight, is_wanted):
+        weight = weight.to(dtype) if dtype else weight
         rows, ahead = value.reshape(-1, value.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
         found = None
-        if ctx.needs_input_grad[0]:
-            found = ahead.mm(weight.t()) if ctx.is_transposed else ahead.mm(weight)
+        if is_wanted:
+            found = ahead.mm(weight.t()) if is_transposed else ahead.mm(weight)
             found = found.view(value.shape)
-        if ctx.is_transposed:
-            of_weight = DEFERRAL.give(own, lambda: rows.t().mm(ahead))
-        else:
-            of_weight = DEFERRAL.give(own, lambda: ahead.t().mm(rows))
-        of_bias = None if bias is None else DEFERRAL.give(bias, lambda: ahead.sum(0))
-        return found, of_weight, of_bias, None, None
+        of_weight = (lambda: rows.t().mm(ahead)) if is_transposed else (lambda: ahead.t().mm(rows))
+        return found, of_weight, lambda: ahead.sum(0)
+
+    return computed(value, weight, bias, compute, gradients)
 
 
-class WaitingConvolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, value, weight, bias, dtype, *how):
-        ctx.save_for_backward(value, weight)
-        ctx.parameters, ctx.how, ctx.dtype = (owner(weight), owner(bias)), how, dtype
+def convolved(value, weight, bias, dtype, *how):
+    sizes = None if bias is None else list(bias.shape)
+
+    def compute(value, weight, bias):
         weight, bias = (t.to(dtype) if dtype and t is not None else t for t in (weight, bias))
         return torch.convolution(value, weight, bias, *how)
 
-    @staticmethod
-    def backward(ctx, gradient):
-        value, weight = ctx.saved_tensors
-        own, bias = ctx.parameters
-        weight = weight.to(ctx.dtype) if ctx.dtype else weight
-        sizes = None if bias is None else list(bias.shape)
+    def gradients(gradient, value, weight, is_wanted):
+        weight = weight.to(dtype) if dtype else weight
 
         def part(index):
             mask = [at == index for at in range(3)]
-            return torch.ops.aten.convolution_backward(gradient, value, weight, sizes, *ctx.how, mask)[index]
+            return torch.ops.aten.convolution_backward(gradient, value, weight, sizes, *how, mask)[index]
 
-        found = part(0) if ctx.needs_input_grad[0] else None
-        of_weight = DEFERRAL.give(own, lambda: part(1))
-        of_bias = None if bias is None else DEFERRAL.give(bias, lambda: part(2))
-        return (found, of_weight, of_bias, None) + (None,) * len(ctx.how)
+        return part(0) if is_wanted else None, lambda: part(1), lambda: part(2)
+
+    return computed(value, weight, bias, compute, gradients)
 
 
 def linear(value, weight, bias=None):
     if not may_wait(value, weight, bias) or value.dim() < 2:
         return PLAIN_LINEAR(value, weight, bias)
     (value,), dtype = lowered(value)
-    return WaitingProduct.apply(value, weight, bias, False, dtype)
+    return product(value, weight, bias, False, dtype)
 
 
 def addmm(bias, value, weight, *, beta=1, alpha=1):
     if not may_wait(value, weight, bias) or (beta, alpha) != (1, 1) or bias.dim() != 1:
         return PLAIN_ADDMM(bias, value, weight, beta=beta, alpha=alpha)
     (value,), dtype = lowered(value)
-    return WaitingProduct.apply(value, weight, bias, True, dtype)
+    return product(value, weight, bias, True, dtype)
 
 
 def convolution(plain, rank, is_transposed):
@@ -170,7 +207,7 @@ def convolution(plain, rank, is_transposed):
         more, groups, dilation = rest if is_transposed else (0, rest[1], rest[0])
         (value,), dtype = lowered(value)
         how = (listed(stride), listed(padding), listed(dilation), is_transposed, listed(more), groups)
-        return WaitingConvolution.apply(value, weight, bias, dtype, *how)
+        return convolved(value, weight, bias, dtype, *how)
 
     return convolve
 
