@@ -6,7 +6,7 @@ use schema::{
     Boundary, Exchanged, Files, Input, MANIFEST_VERSION, Manifest, ModelReference, OutputTree, RecomputeUnit,
     StageFiles, TiedHolder, TiedParameter,
 };
-use tracer::{Constant, Operand, Program, Role, TensorType, Type, ValueId};
+use tracer::{Constant, NodeId, Operand, Program, Role, TensorType, Type, ValueId};
 
 use crate::{
     names::Names,
@@ -62,6 +62,10 @@ pub struct About {
     pub devices: Vec<Vec<String>>,
     /// Blocks to recompute, by stage.
     pub recompute: Vec<Vec<String>>,
+    /// Those of them that keep their dear results, by stage.
+    pub recompute_light: Vec<Vec<String>>,
+    /// Operators whose results are dear: what these blocks keep.
+    pub dear: BTreeSet<NodeId>,
     /// The unit of recomputation, by stage.
     pub recompute_unit: Vec<RecomputeUnit>,
     /// Blocks to keep in host memory, by stage.
@@ -195,6 +199,7 @@ pub fn manifest(
             parameters: tensors(Role::Parameter),
             buffers: tensors(Role::Buffer),
             recompute: about.recompute.get(index).cloned().unwrap_or_default(),
+            recompute_light: about.recompute_light.get(index).cloned().unwrap_or_default(),
             recompute_unit: about.recompute_unit.get(index).copied().unwrap_or_default(),
             offload: about.offload.get(index).cloned().unwrap_or_default(),
             repeated_operators: stage.steps.iter().filter(is_repeated).count() as u32,

@@ -121,6 +121,7 @@ const RESERVED: &[&str] = &[
     "rpc_async",
     "pytorch",
     "again",
+    "kept",
     "on_host",
     "_operators",
 ];

@@ -1,5 +1,6 @@
 //! Blocks that save no activations for the backward pass: recomputed, or held in host memory.
 //!
+//! A recomputed block may keep results that are dear to compute: their lines begin with `with kept:` then.
 //! Such a block becomes a method of the Python stage. It is refused if recomputation would give other results: if a
 //! tensor that the block reads is changed in place later, if it changes a buffer that it reads, if nothing would be saved, or if it
 //! is scripted.
@@ -32,6 +33,8 @@ pub(crate) struct Segment {
     pub steps: Range<usize>,
     /// Its activations are recomputed.
     pub recompute: bool,
+    /// Its dear results are kept, and only the rest is recomputed.
+    pub light: bool,
     /// Its activations are moved to host memory.
     pub offload: bool,
     /// Its inputs.
@@ -68,7 +71,15 @@ pub(crate) fn segments(
     let mut refused = Vec::new();
     for (path, (recompute, offload)) in wanted {
         match segment(program, stage, folded, &paths, &mut classes, path) {
-            Ok(segment) => found.push(Segment { recompute, offload, ..segment }),
+            Ok(segment) => {
+                let light =
+                    about.recompute_light.get(index).is_some_and(|all| all.iter().any(|own| own == path));
+                if light && dear(stage, about).range(segment.steps.clone()).next().is_none() {
+                    refused
+                        .push(format!("`{path}` is recomputed with its products: none is known to be dear"));
+                }
+                found.push(Segment { recompute, light, offload, ..segment });
+            }
             Err(reason) => {
                 let what = if recompute { "recomputed" } else { "kept in host memory" };
                 refused.push(format!("`{path}` is not {what} in the backward pass: {reason}"));
@@ -84,6 +95,15 @@ pub(crate) fn segments(
         is_apart
     });
     (found, refused)
+}
+
+/// Returns the positions of a stage's operators whose results are dear.
+pub(crate) fn dear(stage: &Stage, about: &About) -> BTreeSet<usize> {
+    let is_dear = |step: &Step| match step {
+        Step::Run { node, .. } => about.dear.contains(node),
+        Step::Clone(_) | Step::Unbox(_) => false,
+    };
+    (0..stage.steps.len()).filter(|position| is_dear(&stage.steps[*position])).collect()
 }
 
 fn segment(
@@ -163,6 +183,7 @@ fn segment(
         path: path.to_string(),
         steps: first..end,
         recompute: false,
+        light: false,
         offload: false,
         inputs: inputs.into_iter().collect(),
         outputs,

@@ -46,7 +46,9 @@ mod validate;
 pub use attention_caches::{AttentionCache, attention_caches};
 pub use block::{Block, BlockId, Item, Level};
 pub use build::{BuildOptions, InputShape, build};
-pub use cost::{OperatorCost, OperatorCosts, costs, differentiated, parameters_by_block, without_derivative};
+pub use cost::{
+    DearBytes, OperatorCost, OperatorCosts, costs, differentiated, parameters_by_block, without_derivative,
+};
 pub use document::{document, named_tensor};
 pub use error::{BuildError, BuildErrors};
 pub use fact::{Dim, Fact, Number, Shape, StorageId, TensorFact, dtype_name, show_shape};

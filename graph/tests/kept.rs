@@ -1,7 +1,7 @@
 //! Saved activations. The expected bytes are those of PyTorch 2.11 on a CPU, summed over the storages that
 //! `torch.autograd.graph.saved_tensors_hooks` sees.
 
-use graph::BuildOptions;
+use graph::{BuildOptions, ModelGraph};
 
 const CONSTANTS: &str = "  %none : NoneType = prim::Constant()
   %no : bool = prim::Constant[value=0]()
@@ -18,7 +18,7 @@ const CONSTANTS: &str = "  %none : NoneType = prim::Constant()
 
 /// Inputs are `name size,size…`, floats that need a gradient; `name! …` has an explicit type.
 #[track_caller]
-fn check(inputs: &[&str], body: &str, expected: u64) {
+fn built(inputs: &[&str], body: &str) -> ModelGraph {
     let inputs: Vec<String> = inputs
         .iter()
         .map(|input| match input.split_once(' ').expect("name and sizes") {
@@ -37,8 +37,37 @@ fn check(inputs: &[&str], body: &str, expected: u64) {
     let lines: String = body.lines().map(|line| format!("  {}\n", line.trim())).collect();
     let text = format!("graph({}):\n{CONSTANTS}{lines}  return (%out)\n", inputs.join(",\n      "));
     let program = tracer::ir::read_ir(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let graph = graph::build(&program, &BuildOptions::default()).expect("a graph");
-    assert_eq!(graph::costs(&graph).total().saved_bytes, expected, "{text}");
+    graph::build(&program, &BuildOptions::default()).unwrap_or_else(|errors| panic!("{errors:?}\n{text}"))
+}
+
+#[track_caller]
+fn check(inputs: &[&str], body: &str, expected: u64) {
+    assert_eq!(graph::costs(&built(inputs, body)).total().saved_bytes, expected, "{body}");
+}
+
+/// Products are those that torch 2.11 runs again in a block under `torch.utils.checkpoint`; other operators that save something are
+/// taken to save their results.
+#[test]
+fn computing_again_ends_at_the_last_tensor_that_is_needed() {
+    let again = |body: &str| -> Vec<String> {
+        let graph = built(&["x 2,4", "w 4,4", "v 4,4", "g 4"], body);
+        let run = graph::costs(&graph).computed_again(&(0..graph.operators.len() as u32));
+        let names = graph.operators[run.start as usize..run.end as usize].iter();
+        names.filter_map(|operator| Some(operator.name.strip_prefix("aten::")?.to_string())).collect()
+    };
+    let feed_forward = "%h : Tensor = aten::linear(%x, %w, %none)
+         %r : Tensor = aten::relu(%h)
+         %y : Tensor = aten::linear(%r, %v, %none)\n";
+    // A product saves its operands before it computes, and a sum saves nothing.
+    assert_eq!(again(&format!("{feed_forward} %out : Tensor = aten::add(%y, %x, %1)")), ["linear", "relu"]);
+    assert_eq!(
+        again(&format!("{feed_forward} %out : Tensor = aten::mul(%y, %g)")),
+        ["linear", "relu", "linear", "mul"]
+    );
+    // An activation saves its result.
+    let activated = format!("{feed_forward} %out : Tensor = aten::sigmoid(%y)");
+    assert_eq!(again(&activated), ["linear", "relu", "linear", "sigmoid"]);
+    assert_eq!(again("%out : Tensor = aten::add(%x, %x, %1)"), Vec::<String>::new());
 }
 
 #[test]

@@ -3,7 +3,10 @@
 //! A block is a call and the loose operators behind it, which is how stage files are cut: an operator outside all calls goes with
 //! the one before it. In-place writes keep their order, so no boundary separates a reader from the writers around it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use graph::{Flow, ModelGraph, OperatorCosts, OperatorId, Role, TensorFact};
 use petgraph::visit::EdgeRef;
@@ -12,6 +15,7 @@ use schema::{Bytes, Seconds};
 use crate::{
     Block, Machine, Problem, Tie, Training, Value,
     grain::{Grain, OperatorSeconds, Run, Sliceable},
+    problem::Again,
 };
 
 /// Makes a problem of a traced model taken apart at a grain; `seconds` are by operator, on a device of speed 1.
@@ -33,6 +37,9 @@ pub fn from_graph(
         .iter()
         .map(|run| {
             let Run { paths, operators, .. } = run;
+            let of_operators = |operators: Range<u32>| {
+                Seconds(operators.map(|operator| seconds[operator as usize].forward).sum())
+            };
             let of = |field: &dyn Fn(&OperatorSeconds) -> f64| {
                 Seconds(operators.clone().map(|operator| field(&seconds[operator as usize])).sum())
             };
@@ -46,6 +53,8 @@ pub fn from_graph(
                 parameters: Bytes(0),
                 activations: Bytes(costs.run(operators).saved_bytes),
                 kept: Bytes(0),
+                left_out: of_operators(costs.computed_again(operators).end..operators.end),
+                light: light(run, costs, seconds),
                 workspace: workspace(graph, costs, operators.clone().map(OperatorId)),
                 is_operator: model.is_operator(run),
                 recompute: None,
@@ -62,6 +71,18 @@ pub fn from_graph(
         begins: None,
         pins: Vec::new(),
     }
+}
+
+/// Returns what it takes to compute a block again but for its dear results; `None` if it has none.
+fn light(run: &Run, costs: &OperatorCosts, seconds: &[OperatorSeconds]) -> Option<Again> {
+    let own = costs.computed_again(&run.operators);
+    let bytes = Some(costs.dear_results(&own)).filter(|bytes| bytes.all > 0)?;
+    let again = own.filter(|operator| !costs.is_dear(OperatorId(*operator)));
+    Some(Again {
+        forward: Seconds(again.map(|operator| seconds[operator as usize].forward).sum()),
+        held: Bytes(bytes.all),
+        once_more: Bytes(costs.run(&run.operators).saved_bytes.saturating_sub(bytes.saved)),
+    })
 }
 
 /// Returns the most bytes that one of some operators makes, in its forward pass or in its backward pass.
@@ -102,7 +123,7 @@ pub fn forward_only(problem: &mut Problem, model: &Sliceable<'_>, grain: &Grain,
         let own = run.operators.start as usize..run.operators.end as usize;
         let caches = of.caches[own.clone()].iter().copied().fold(0, u64::saturating_add);
         (block.input_gradient, block.weight_gradient) = (Seconds(0.0), Seconds(0.0));
-        block.once = Seconds(0.0);
+        (block.once, block.left_out, block.light) = (Seconds(0.0), Seconds(0.0), None);
         // Only keys and values are kept.
         (block.activations, block.kept) = (Bytes(caches), Bytes(caches));
         block.workspace = Bytes(of.alive[own].iter().copied().max().unwrap_or(0));

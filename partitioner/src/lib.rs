@@ -88,7 +88,8 @@ pub use planner::{
     what_if::{Change, ONE_MORE, what_if},
 };
 pub use problem::{
-    Block, Machine, MachineDevice, MachineLevel, MicroBatches, Problem, ProblemError, Tie, Training, Value,
+    Again, Block, Machine, MachineDevice, MachineLevel, MicroBatches, Problem, ProblemError, Tie, Training,
+    Value,
 };
 pub use serving::score::cache_growth;
 pub use solution::{MadeBy, Objective, Solution, SolutionStage};

@@ -57,6 +57,10 @@ pub struct Block {
     pub activations: Bytes,
     /// The part of `activations` that is kept whatever is recomputed: the loss's.
     pub kept: Bytes,
+    /// The part of `forward` that computing it again leaves out: what follows the last tensor that the backward pass needs.
+    pub left_out: Seconds,
+    /// What it takes if its dear results are kept and only the rest is computed again; `None` if that saves nothing.
+    pub light: Option<Again>,
     /// Scratch memory while it runs; for inference, all that is alive meanwhile.
     pub workspace: Bytes,
     /// Whether it is one operator. Recomputing it alone saves nothing: its inputs have to be kept, and its takers keep its
@@ -66,7 +70,26 @@ pub struct Block {
     pub recompute: Option<RecomputePolicy>,
 }
 
+/// What it takes to compute a block again in the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Again {
+    /// Seconds of what is computed again.
+    pub forward: Seconds,
+    /// Bytes of one micro-batch that are kept besides the block's inputs: results that are not computed again.
+    pub held: Bytes,
+    /// Bytes that exist once while its backward pass runs, beside those.
+    pub once_more: Bytes,
+}
+
 impl Block {
+    /// Returns what it takes to compute it again: all of it, or what lies between its dear results.
+    pub(crate) fn again(&self, is_light: bool) -> Again {
+        let once_more = Bytes(self.activations.0.saturating_sub(self.kept.0));
+        let forward = Seconds(self.forward.0 - self.left_out.0);
+        let whole = Again { forward, held: Bytes(0), once_more };
+        self.light.filter(|_| is_light).unwrap_or(whole)
+    }
+
     /// Returns all paths in it.
     pub fn paths(&self) -> impl Iterator<Item = &String> {
         std::iter::once(&self.path).chain(&self.joined)
@@ -491,6 +514,8 @@ impl Problem {
                 activations: if is_free { Bytes(0) } else { data.activations },
                 kept: Bytes(0),
                 workspace: Bytes(0),
+                left_out: Seconds(0.0),
+                light: None,
                 is_operator: false,
                 recompute: None,
             }

@@ -1598,6 +1598,9 @@ class StageAnswer(_StageAnswer, total=False):
     # The unit of recomputation.
     recompute_unit: RecomputeUnit
 
+    # Those of them that keep the results of products with weights, convolutions and fused attention.
+    recompute_light: list[str]
+
     # Blocks whose activations are moved to host memory.
     offload: list[str]
 

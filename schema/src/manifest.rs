@@ -90,6 +90,9 @@ pub struct StageFiles {
     /// The unit of recomputation.
     #[serde(default, skip_serializing_if = "RecomputeUnit::is_block")]
     pub recompute_unit: RecomputeUnit,
+    /// Those of them that keep the results of products with weights, convolutions and fused attention.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recompute_light: Vec<String>,
     /// Blocks whose activations are kept in host memory until the backward pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<String>,

@@ -254,8 +254,26 @@ pub struct RecomputedCalls {
 pub enum RecomputePolicy {
     /// Each of them is recomputed as one unit.
     Always,
+    /// The same, but results of products with weights, convolutions and fused attention are kept.
+    Light,
     /// None is recomputed.
     Never,
+}
+
+impl RecomputePolicy {
+    /// Tells whether calls are recomputed, all of them or but for their products.
+    pub fn is_again(self) -> bool {
+        matches!(self, Self::Always | Self::Light)
+    }
+
+    /// Returns the word for flags and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::Light => "light",
+            Self::Never => "never",
+        }
+    }
 }
 
 impl RecomputedCalls {
@@ -268,10 +286,12 @@ impl RecomputedCalls {
             text.rsplit_once('=').filter(|(calls, _)| !calls.is_empty()).unwrap_or_default();
         let policy = match policy.to_ascii_lowercase().as_str() {
             "always" => RecomputePolicy::Always,
+            "light" => RecomputePolicy::Light,
             "never" => RecomputePolicy::Never,
             _ => {
                 return Err(
-                    "expected calls and `always` or `never`: layers.*=always, LlamaAttention=never".into()
+                    "expected calls and `always`, `light` or `never`: layers.*=always, LlamaAttention=never"
+                        .into(),
                 );
             }
         };
@@ -281,11 +301,7 @@ impl RecomputedCalls {
 
 impl fmt::Display for RecomputedCalls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let policy = match self.policy {
-            RecomputePolicy::Always => "always",
-            RecomputePolicy::Never => "never",
-        };
-        write!(f, "{}={policy}", self.calls)
+        write!(f, "{}={}", self.calls, self.policy.name())
     }
 }
 
@@ -444,6 +460,10 @@ pub struct PlanStage {
     /// The unit of recomputation.
     #[serde(default, skip_serializing_if = "RecomputeUnit::is_block")]
     pub recompute_unit: RecomputeUnit,
+    /// Those of `recompute` that keep the results of products with weights, convolutions and fused attention: only the
+    /// operators between these are recomputed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recompute_light: Vec<String>,
     /// Blocks whose activations are moved to host memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<String>,

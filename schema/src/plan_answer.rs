@@ -246,6 +246,9 @@ pub struct StageAnswer {
     /// The unit of recomputation.
     #[serde(default, skip_serializing_if = "RecomputeUnit::is_block")]
     pub recompute_unit: RecomputeUnit,
+    /// Those of them that keep the results of products with weights, convolutions and fused attention.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recompute_light: Vec<String>,
     /// Blocks whose activations are moved to host memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<String>,

@@ -7,7 +7,8 @@ pub use extras::not_carried_out;
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -20,7 +21,7 @@ use graph::layout::Proof;
 use schema::{
     ANSWER_VERSION, EmitAnswer, EmittedStage, LayerSharing, Manifest, ModelReference, Plan, TiedPlace,
 };
-use tracer::Program;
+use tracer::{NodeId, Program};
 
 use crate::{
     cost_models::CostModels,
@@ -399,8 +400,11 @@ fn stages(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -> 
     let names = Names::new(&program);
     let targets = if own.is_some() { request.targets.python_alone() } else { request.targets };
     let shards = own.map(|(own, shared)| shared.shards(&own.graph));
-    let about = About { shards, ..about(model, request, plan) };
-    let facts = facts(own.map_or(&*program, |(own, _)| own.program()));
+    let sized = own.map_or(&*program, |(own, _)| own.program());
+    let keeps = |plan: &&Plan| plan.stages.iter().any(|stage| !stage.recompute_light.is_empty());
+    let dear = plan.filter(keeps).map_or_else(BTreeSet::new, |plan| dear(sized, plan));
+    let about = About { shards, dear, ..about(model, request, plan) };
+    let facts = facts(sized);
     let program = codegen::with_scalars(&program, &facts);
     let (program, pipeline) = codegen::cut_near(&program, &assignment, &names, &facts, &request.options)
         .map_err(|errors| {
@@ -617,11 +621,30 @@ fn about(model: &ModelFile, request: &EmitRequest, plan: Option<&Plan>) -> About
         written_by: PROGRAM.to_string(),
         devices: of_stages(|stage| &stage.devices),
         recompute: of_stages(|stage| &stage.recompute),
+        recompute_light: of_stages(|stage| &stage.recompute_light),
+        dear: BTreeSet::new(),
         recompute_unit: units.unwrap_or_default(),
         offload: of_stages(|stage| &stage.offload),
         operators: request.operators.clone(),
         shards: None,
     }
+}
+
+/// Returns the operators whose results blocks keep that are recomputed but for such results, for the sizes of the file:
+/// the dear ones before the last tensor that a block's backward pass needs.
+fn dear(program: &Program, plan: &Plan) -> BTreeSet<NodeId> {
+    let Ok(graph) = graph::build(program, &graph::BuildOptions::default()) else { return BTreeSet::new() };
+    let blocks = plan.stages.iter().map(|stage| stage.blocks.as_slice());
+    let Ok(owners) = codegen::owners(program, blocks) else { return BTreeSet::new() };
+    let costs = graph::costs(&graph);
+    let mut runs: BTreeMap<codegen::Owner<'_>, Range<u32>> = BTreeMap::new();
+    for (node, owner) in (0..).zip(owners) {
+        if let Some(owner) = owner {
+            runs.entry(owner).or_insert(node..node).end = node + 1;
+        }
+    }
+    let again = runs.values().flat_map(|run| costs.computed_again(run)).map(graph::OperatorId);
+    again.filter(|operator| costs.is_dear(*operator)).map(graph::OperatorId::node).collect()
 }
 
 fn nearest(

@@ -57,7 +57,7 @@ pub use self::{
     search::{attempt, planned},
     step_size::StepSize,
     subject::Subject,
-    why::{one_device, slowest},
+    why::{but_for_products, one_device, slowest},
 };
 use self::{flags::Compat, objective::Aim};
 use crate::{failure::Failure, output::Output};

@@ -45,6 +45,8 @@ import torch
 import torch.distributed.checkpoint
 import torch.distributed.pipelining
 import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import nccl_order
@@ -114,7 +116,7 @@ def resnet(normalised):
 
 def make_models(place):
     script = module_of(ROOT / "src/trace.py", "trace_script")
-    models = {name: ROOT / f"fixtures/traces/{name}.pt" for name in ("unet_small", "gpt2_tiny", "lstm_seq2seq_small")}
+    models = {name: ROOT / f"fixtures/traces/{name}.pt" for name in ("unet_small", "bert_tiny", "gpt2_tiny", "lstm_seq2seq_small")}
     for name, normalised in (("resnet", True), ("resnet_plain", False)):
         traced, outputs = script.trace(resnet(normalised), [(None, torch.randn(2, 3, 32, 32))])
         text = script.record(traced, about={"target": name, "seed": "3"}, training=True, outputs=outputs)
@@ -452,6 +454,7 @@ def cases():
             "resnet_plain", ("--stages", "3"), 4, "--replicas", "2,1,1", *table(2), count=4, task=c.task
         ),
         "gpt2 recompute": recomputed,
+        "recompute but for products": but_for_products,
         "gpt2 whole stages recomputed": recomputed_whole,
         "on a card": on_a_card,
         "nothing to train": untrained,
@@ -548,6 +551,76 @@ def recomputed(cases):
         raise Failed("the stages have no such blocks")
     said = close(cases.expected("gpt2_tiny", out, 4), cases.train(out, 2, "--schedule", "1F1B"))
     return f"{less} instead of {more} bytes are kept; {said}"
+
+
+class Products(TorchDispatchMode):
+    """Counts products, convolutions and attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        name = operator.overloadpacket.__name__
+        self.count += name in ("mm", "addmm", "bmm", "convolution") or "attention" in name and "backward" not in name
+        return operator(*arguments, **(options or {}))
+
+
+def backward(out, stage, inputs, waits):
+    """Returns the products of a stage's backward pass, the bytes of results that its blocks keep, and its gradients."""
+    source = module_of(out / f"stages/stage_{stage}.py", "stage")
+    module, kept, make = source.load(), [], getattr(source, "create_selective_checkpoint_contexts", None)
+
+    def contexts(policy):
+        first, second = make(policy)
+        kept.append(first.storage)
+        return first, second
+
+    source.create_selective_checkpoint_contexts = contexts
+    if waits:  # as under schedules in halves
+        module_of(out / "train_parts/deferred.py", "deferred").let_wait(source)
+    torch.manual_seed(1)
+    outputs = module(*inputs)
+    results = [result.val for store in kept for results in store.values() for result in tree_leaves(list(results))]
+    held = sum(r.untyped_storage().nbytes() for r in results if isinstance(r, torch.Tensor))
+    outputs = [o for o in ([outputs] if isinstance(outputs, torch.Tensor) else outputs) if o.requires_grad]
+    with Products() as products:
+        torch.autograd.backward(outputs, [torch.full_like(output, 0.5) for output in outputs])
+    return products.count, held, [parameter.grad for parameter in module.parameters()]
+
+
+def but_for_products(cases):
+    """Blocks that are computed again but for their products: nothing of these is computed twice, just as many bytes as planned are
+    kept, and gradients are the same to the last bit; nor does a block compute its last product again, if nothing is kept."""
+    said = []
+    for model, calls, n_again in (("bert_tiny", "BertLayer", 7), ("unet_small", "DoubleConv", 8), ("gpt2_tiny", "GPT2Block", 4)):
+        found, planned_bytes = {}, {}
+        for how in ("never", "always", "light"):
+            plan = cases.place / f"{model}_{how}.yaml"
+            command = [cases.command, "plan", cases.models[model], "--devices", "2xt4", "--stages", "2", "--strategy", "torchgpipe"]
+            done = subprocess.run([*command, "--micro-batches", "4", "--recompute", f"{calls}={how}", "-o", plan], capture_output=True, text=True)
+            if done.returncode:
+                raise Failed(done.stderr)
+            out = cases.emit(model, str(plan), "--targets", "python")
+            about = json.loads((out / "stages/manifest.json").read_text())["inputs"]
+            inputs = [torch.zeros(i["shape"], dtype=torch.int64) if "int" in i["dtype"] else torch.randn(i["shape"], generator=torch.Generator().manual_seed(3)) for i in about]
+            found[how] = backward(out, 0, inputs, False)
+            waiting = backward(out, 0, inputs, True)
+            if waiting[:2] != found[how][:2] or not all(map(torch.equal, waiting[2], found[how][2])):
+                raise Failed(f"{model}, {how}: {found[how][:2]} products and bytes, {waiting[:2]} where weight gradients may wait")
+            planned_bytes[how] = int(plan.read_text().split("    activations: ")[1].split("\n")[0])
+            blocks = plan.read_text().split("  recompute:\n", 1)[-1].split("  recompute_light:")[0].count("  - ") if how == "light" else 0
+        (least, _, gradients), (most, _, again), (light, held, other) = (found[how] for how in ("never", "always", "light"))
+        if not all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(gradients, again, other)):
+            raise Failed(f"{model}: other gradients")
+        if held != planned_bytes["light"] - planned_bytes["always"] or held == 0:
+            raise Failed(f"{model}: {held} bytes of results are kept; plans differ by {planned_bytes}")
+        text = (out / "stages/stage_0.py").read_text()
+        n_kept = sum(line.startswith("        with kept: ") for line in text.splitlines())
+        if not least <= light < most or most - least != n_again or n_kept == 0 or blocks == 0:
+            raise Failed(f"{model}: {least}, {light}, {most} products in the backward pass, {n_kept} lines keep theirs")
+        said.append(f"{model}: {least}, {light} and {most} products, {held} bytes; {close(cases.expected(model, out, 4), cases.train(out, 2, *table(4)))}")
+    return "; ".join(said)
 
 
 SMALL = """kind: cluster

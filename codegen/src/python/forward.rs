@@ -1,7 +1,7 @@
 //! The lines of a stage: one operator is one line, and `del` frees values after their last read.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     ops::Range,
 };
 
@@ -32,16 +32,23 @@ pub(super) struct Text<'w> {
     pub last: BTreeMap<ValueId, usize>,
     /// The values that are read last at each step: their memory is freed.
     deaths: BTreeMap<usize, Vec<ValueId>>,
+    /// Steps whose results blocks may keep that are recomputed.
+    kept: BTreeSet<usize>,
 }
 
 impl<'w> Text<'w> {
-    pub fn new(writer: Writer<'w>, stage: &'w Stage, functions: &'w [(NodeId, String, Function)]) -> Self {
+    pub fn new(
+        writer: Writer<'w>,
+        stage: &'w Stage,
+        functions: &'w [(NodeId, String, Function)],
+        kept: BTreeSet<usize>,
+    ) -> Self {
         let last = last_readers(writer.program, stage, writer.folded);
         let mut deaths: BTreeMap<usize, Vec<ValueId>> = BTreeMap::new();
         for (&value, &position) in last.iter().filter(|(_, position)| **position < stage.steps.len()) {
             deaths.entry(position).or_default().push(value);
         }
-        Self { writer, stage, functions, last, deaths }
+        Self { writer, stage, functions, last, deaths, kept }
     }
 
     /// Returns the node of a step that has a line, unless another stage owns it.
@@ -69,6 +76,9 @@ impl<'w> Text<'w> {
                 .map(|value| writer.own_name(*value))
                 .collect();
             line.push_str(&deleted(&dead));
+        }
+        if self.kept.contains(&position) {
+            line.insert_str(0, "with kept: ");
         }
         format!("        {line}  # {}\n", comment(&about))
     }
@@ -322,8 +332,14 @@ fn call_of(
         let buffers: Vec<String> = segment.buffers.iter().map(|id| writer.tensor(*id)).collect();
         parts.push(format!("buffers=[{}]", buffers.join(", ")));
     }
+    if segment.light {
+        parts.push("light=True".into());
+    }
     let arguments = parts.join(", ");
     match (segment.recompute, segment.offload) {
+        (true, false) if segment.light => {
+            (format!("again({arguments})"), "recomputed in the backward pass but for what is kept")
+        }
         (true, true) => (format!("on_host(self, again, {arguments})"), "recomputed from host memory"),
         (true, false) => (format!("again({arguments})"), "recomputed in the backward pass"),
         _ => (format!("on_host(self, {arguments})"), "kept in host memory"),

@@ -148,7 +148,13 @@ pub(crate) fn stage(
         }
         out.push_str(")\n");
     }
-    let text = Text::new(writer, stage, &functions.own);
+    // All blocks of a stage alike, so that those that differ in what they keep are one class.
+    let kept = if segments.iter().any(|segment| segment.light) {
+        saving::dear(stage, about)
+    } else {
+        BTreeSet::new()
+    };
+    let text = Text::new(writer, stage, &functions.own, kept);
     let repeated = Repeated::find(&text, &segments, cuts.is_some());
     repeated.write(&mut out, &text);
     out.push_str("\n\nclass Stage(Holder):\n");
@@ -277,13 +283,16 @@ fn header(
     if is_sharded {
         out.push_str("import importlib.util\n");
     }
+    if !segments.is_empty() {
+        out.push_str("import threading\n");
+    }
     out.push_str("import zlib\n");
     if !segments.is_empty() {
         out.push_str("from contextlib import contextmanager, nullcontext\n");
     }
     out.push_str("from pathlib import Path\n\nimport torch\nimport torch.nn.functional as F  # noqa: F401\nfrom torch import nn\n");
     if !segments.is_empty() {
-        out.push_str("from torch.utils.checkpoint import checkpoint\n");
+        out.push_str("from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts\n");
     }
     let stage = &pipeline.stages[index];
     let mut spaces = BTreeSet::new();

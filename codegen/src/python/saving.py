@@ -1,20 +1,58 @@
 
 
-def again(function, *values, buffers=()):
-    """Saves nothing inside a block: the backward pass recomputes it, with the same random numbers."""
+class _Kept(threading.local):
+    """`with kept: …` makes a result that blocks keep which are recomputed but for such results."""
+
+    is_on = False
+
+    def __enter__(self):
+        self.is_on = True
+
+    def __exit__(self, *_):
+        self.is_on = False
+
+
+kept = _Kept()
+# What such lines compute; views and casts beside it are made again.
+_DEAR = [
+    torch.ops.aten.addmm,
+    torch.ops.aten.baddbmm,
+    torch.ops.aten.bmm,
+    torch.ops.aten.convolution,
+    torch.ops.aten.mm,
+    torch.ops.aten._grouped_mm,
+    torch.ops.aten._scaled_dot_product_cudnn_attention,
+    torch.ops.aten._scaled_dot_product_efficient_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+]
+
+
+def _policy(context, operator, *_, **__):
+    is_dear = kept.is_on and getattr(operator, "overloadpacket", None) in _DEAR
+    return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def again(function, *values, buffers=(), light=False):
+    """Saves nothing inside a block, or only what is kept: the backward pass recomputes the rest, with the same random
+    numbers."""
     if not torch.is_grad_enabled():
         return function(*values)
-    return checkpoint(
-        function, *values, use_reentrant=False, context_fn=lambda: (nullcontext(), _unchanged(buffers))
-    )
+
+    def contexts():
+        first, second = create_selective_checkpoint_contexts(_policy) if light else (nullcontext(), nullcontext())
+        return first, _unchanged(buffers, second)
+
+    return checkpoint(function, *values, use_reentrant=False, context_fn=contexts)
 
 
 @contextmanager
-def _unchanged(buffers):
+def _unchanged(buffers, inner):
     """Statistics are updated in the first pass, not during recomputation."""
     before = [buffer.clone() for buffer in buffers]
     try:
-        yield
+        with inner:
+            yield
     finally:
         for buffer, value in zip(buffers, before):
             buffer.data.copy_(value)

@@ -28,13 +28,14 @@ use crate::{
 /// Imports that a stage may have.
 const IMPORTS: &[&str] = &[
     "import importlib.util",
+    "import threading",
     "import zlib",
     "from contextlib import contextmanager, nullcontext",
     "from pathlib import Path",
     "import torch",
     "import torch.nn.functional as F  # noqa: F401",
     "from torch import nn",
-    "from torch.utils.checkpoint import checkpoint",
+    "from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts",
     "import torchvision  # noqa: F401  (its operators)",
 ];
 
@@ -100,6 +101,7 @@ impl<'t> Statement<'t> {
             return is_value(&value).then_some(Self { value: None, module: None, comment });
         }
         let code = code.strip_prefix("if self.training: ").unwrap_or(code);
+        let code = code.strip_prefix("with kept: ").unwrap_or(code);
         let (code, freed) = match outside(code, "; del ") {
             Some(at) => (&code[..at], Some(&code[at + 6..])),
             None => (code, None),
@@ -256,10 +258,8 @@ impl<'t> Reader<'t> {
         self.take("\n")?;
         self.line(weights)?;
         self.take(after)?;
-        if self.rest.starts_with(shipped::SAVING) {
-            self.take(shipped::SAVING)?;
-        }
-        Some(())
+        let saves = self.take(shipped::SAVING).is_some();
+        (saves || !self.rest.contains("        with kept: ")).then_some(())
     }
 
     /// Parses the names of other libraries' operators.

@@ -30,12 +30,14 @@ pub(crate) struct Keep<'a> {
     pub(super) bytes: u64,
     /// False once a tensor of unknown size is saved.
     pub(super) is_all: bool,
+    /// True once a tensor is saved, be it a parameter or one that an earlier operator saves, too.
+    pub(super) is_any: bool,
 }
 
 impl<'a> Keep<'a> {
     /// Starts empty.
     pub(super) fn new(saved: &'a mut Saved, graph: &'a ModelGraph, keeper: OperatorId) -> Self {
-        Self { saved, graph, keeper, bytes: 0, is_all: true }
+        Self { saved, graph, keeper, bytes: 0, is_all: true, is_any: false }
     }
 
     fn storage(&mut self, id: StorageId) {
@@ -67,6 +69,7 @@ impl<'a> Keep<'a> {
     }
 
     pub(crate) fn tensor(&mut self, tensor: &TensorFact) {
+        self.is_any = true;
         if let Some(storage) = tensor.storage {
             self.storage(storage);
         }
@@ -83,6 +86,7 @@ impl<'a> Keep<'a> {
     }
 
     pub(crate) fn fresh(&mut self, bytes: Option<u64>) {
+        self.is_any = true;
         self.is_all &= bytes.is_some();
         self.bytes = self.bytes.saturating_add(bytes.unwrap_or(0));
     }

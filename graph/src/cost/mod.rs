@@ -3,6 +3,7 @@
 //! Costs are independent of devices; seconds are derived elsewhere.
 
 mod chain;
+mod dear;
 mod einsum;
 mod flops;
 pub(crate) mod keep;
@@ -17,8 +18,11 @@ mod unusual;
 
 use std::ops::{AddAssign, Range};
 
-pub use self::needed::{differentiated, without_derivative};
 pub(crate) use self::times::times;
+pub use self::{
+    dear::DearBytes,
+    needed::{differentiated, without_derivative},
+};
 use crate::{BlockId, OperatorId, StorageId, model::ModelGraph};
 
 /// The cost of one operator, or of a run of operators.
@@ -61,6 +65,10 @@ pub struct OperatorCosts {
     shared: Vec<u64>,
     /// By operator, bytes that its backward pass makes beside the gradients of its operands.
     scratch: Vec<u64>,
+    /// By operator, what its result takes if it is kept while the rest is computed again; `None` if it is not dear.
+    dear: Vec<Option<dear::Dear>>,
+    /// By operator, what it saves for its backward pass.
+    saves: Vec<saved::Saves>,
 }
 
 /// Computes the cost of every operator. Linear in operands.
@@ -71,18 +79,19 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let mut seen = vec![false; graph.storages.len()];
     let mut operators = Vec::with_capacity(graph.operators.len());
     let mut scratch = Vec::with_capacity(graph.operators.len());
+    let mut saves = Vec::with_capacity(graph.operators.len());
     let mut sums = Vec::with_capacity(graph.operators.len() + 1);
     let mut sum = OperatorCost::default();
     for operator in &graph.operators {
         let call = lookup.call(operator);
         let mut cost = flops::count(&lookup, operator, &call);
         // Tensors without a gradient are freed with their results: a detached extremum, for example.
+        let mut own = saved::Saves::Nothing;
         if differentiated[operator.id.index()] {
-            match saved::count(&mut saved, &lookup, operator, &call) {
-                (bytes, true) => cost.saved_bytes = bytes,
-                (bytes, false) => (cost.saved_bytes, cost.unmeasured) = (bytes, 1),
-            }
+            let (bytes, is_all, what) = saved::count(&mut saved, &lookup, operator, &call);
+            (cost.saved_bytes, cost.unmeasured, own) = (bytes, u32::from(!is_all), what);
         }
+        saves.push(own);
         if !differentiated[operator.id.index()] {
             (cost.backward_flops_input, cost.backward_flops_weight) = (0, 0);
         }
@@ -100,7 +109,8 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
             shared[keeper.index()] = shared[keeper.index()].saturating_add(storage.bytes.unwrap_or(0));
         }
     }
-    OperatorCosts { operators, sums, keepers, shared, scratch }
+    let dear = dear::results(&lookup, &operators, &keepers);
+    OperatorCosts { operators, sums, keepers, shared, scratch, dear, saves }
 }
 
 impl OperatorCosts {
@@ -122,6 +132,27 @@ impl OperatorCosts {
     /// Returns the bytes that an operator's backward pass makes beside the gradients of its operands, and frees.
     pub fn backward_scratch(&self, id: OperatorId) -> u64 {
         self.scratch[id.index()]
+    }
+
+    /// Tells whether an operator's result is dear to compute and small to keep.
+    pub fn is_dear(&self, id: OperatorId) -> bool {
+        self.dear[id.index()].is_some()
+    }
+
+    /// Returns the operators of a run that computing it again runs: torch stops at the last tensor that the backward pass
+    /// needs, and a product saves its operands before it computes.
+    pub fn computed_again(&self, range: &Range<u32>) -> Range<u32> {
+        let saves = &self.saves[range.start as usize..range.end as usize];
+        let end = saves
+            .iter()
+            .rposition(|saves| *saves != saved::Saves::Nothing)
+            .map_or(0, |last| last as u32 + u32::from(saves[last] == saved::Saves::Results));
+        range.start..range.start + end
+    }
+
+    /// Adds up the dear results of a run of operators.
+    pub fn dear_results(&self, range: &Range<u32>) -> DearBytes {
+        dear::sum(&self.dear, range)
     }
 
     /// Returns the cost of a run of operators, in constant time.

@@ -19,27 +19,44 @@ use crate::{
     own,
 };
 
-/// Returns the bytes that this operator saves and no earlier one does, and whether these are all.
+/// What an operator saves for its backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Saves {
+    Nothing,
+    /// Operands, before it computes.
+    Operands,
+    /// Results, or it is not known what.
+    Results,
+}
+
+/// Returns the bytes that this operator saves and no earlier one does, whether these are all, and what it saves.
 pub(super) fn count(
     saved: &mut Saved,
     lookup: &Lookup<'_>,
     operator: &Operator,
     call: &Call<'_>,
-) -> (u64, bool) {
+) -> (u64, bool, Saves) {
     if operator.class == OperatorClass::Plumbing || operator.class == OperatorClass::Create {
-        return (0, true);
+        return (0, true, Saves::Nothing);
     }
     let outputs: Vec<&Fact> = operator.outputs.iter().map(|value| &lookup.graph.value(*value).fact).collect();
     let flows = outputs.iter().flat_map(|fact| fact.tensors()).any(|tensor| tensor.requires_grad);
     if !flows || !call.tensors().iter().any(|tensor| tensor.requires_grad) {
-        return (0, true);
+        return (0, true, Saves::Nothing);
     }
     if operator.class == OperatorClass::Unknown {
-        return (0, false);
+        return (0, false, Saves::Results);
     }
     let mut keep = Keep::new(saved, lookup.graph, operator.id);
     rule(&mut keep, lookup, operator, call, &outputs);
-    (keep.bytes, keep.is_all)
+    let saves = match call.row().map_or(Keeps::Unknown, |row| row.keeps) {
+        Keeps::Linear | Keeps::Matmul | Keeps::Factors | Keeps::AddedFactors | Keeps::Convolution => {
+            Saves::Operands
+        }
+        _ if keep.is_any || !keep.is_all => Saves::Results,
+        _ => Saves::Nothing,
+    };
+    (keep.bytes, keep.is_all, saves)
 }
 
 /// Returns the bytes that the backward pass of an operator makes beside the gradients of its operands: those of the
@@ -463,11 +480,14 @@ fn fused_attention(keep: &mut Keep<'_>, call: &Call<'_>, result: Option<&TensorF
     }
     if let Some(result) = result {
         keep.tensor(result);
-        let width = result.shape.as_ref().and_then(|shape| *shape.last()?).filter(|width| *width > 0);
-        keep.fresh(
-            result.elements().zip(width).map(|(elements, width)| (elements / width).saturating_mul(4)),
-        );
+        keep.fresh(statistics_of_attention(result));
     }
+}
+
+/// Returns the bytes that fused attention keeps of each query: the logarithm of its sum of weights.
+pub(super) fn statistics_of_attention(result: &TensorFact) -> Option<u64> {
+    let width = result.shape.as_ref().and_then(|shape| *shape.last()?).filter(|width| *width > 0);
+    result.elements().zip(width).map(|(elements, width)| (elements / width).saturating_mul(4))
 }
 
 /// Saved activations of composed attention: scaled query and key, the weights after the softmax, and the value, each

@@ -441,6 +441,7 @@ mod tests {
                 blocks: blocks.clone(),
                 devices: vec![index % ranks],
                 recompute: if is_again { blocks.clone() } else { Vec::new() },
+                light: Vec::new(),
                 unit: schema::RecomputeUnit::Block,
                 offload: Vec::new(),
             };

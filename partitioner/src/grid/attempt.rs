@@ -385,7 +385,8 @@ impl<'a> Attempt<'a> {
         };
         let is_open = grid.chunks > 1 || share < 1.0;
         if is_open && (0..grid.ranks).any(|rank| held(rank) > limits[rank]) {
-            let times = share_out((problem, self.rules), *grid, &self.places, &mut stages, &limits)?;
+            let scorer = Scorer::new(problem, solver.states, self.rules);
+            let times = share_out((&scorer, solver.lines), *grid, &self.places, &mut stages, &limits)?;
             time = step_time(self.order(), &times, problem.machine.overlaps)?;
         }
         for (index, stage) in stages.iter_mut().enumerate() {

@@ -5,16 +5,14 @@
 //! knapsacks of a stage, and one of all chunks.
 
 use crate::{
-    Problem,
-    dag::cut_states::States,
     grid::{shape::Grid, stage_times::stage_times, step_time::StageTimes},
     solution::SolutionStage,
     stage::{
         costs::StageCosts,
         knapsack::{Choice, Items, pick},
+        lines::Lines,
         memory_plan::MemoryPlan,
         run::Run,
-        score::Rules,
         scorer::Scorer,
     },
 };
@@ -26,17 +24,26 @@ const PARTS: f64 = 32.0;
 
 /// Chooses what the chunks of overfull devices recompute or offload, and times all stages; `None` if nothing fits.
 ///
-/// In `problem` every stage has a device of its own; `grid` maps it to its rank, which has `memory` bytes.
+/// For the scorer every stage has a device of its own; `grid` maps it to its rank, which has `memory` bytes.
 pub(crate) fn share_out(
-    (problem, rules): (&Problem, Rules),
+    (scorer, lines): (&Scorer, &Lines),
     grid: Grid,
     places: &[(Run, usize)],
     stages: &mut [SolutionStage],
     memory: &[f64],
 ) -> Option<Vec<StageTimes>> {
-    let line = stages.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
-    let states = States::line(problem, line);
-    let scorer = Scorer::new(problem, &states, rules);
+    let line: Vec<usize> = stages.iter().flat_map(|stage| stage.blocks.iter().copied()).collect();
+    lines.with(scorer, &line, |scorer| share_out_over(scorer, grid, places, stages, memory))
+}
+
+/// The same with a scorer over the line of the stages' blocks.
+fn share_out_over(
+    scorer: &Scorer,
+    grid: Grid,
+    places: &[(Run, usize)],
+    stages: &mut [SolutionStage],
+    memory: &[f64],
+) -> Option<Vec<StageTimes>> {
     let mut end = 0;
     let chunks: Vec<Chunk> = stages
         .iter()
@@ -47,7 +54,7 @@ pub(crate) fn share_out(
             Chunk { costs: scorer.on(run, behind), start, end }
         })
         .collect();
-    let sizes = problem.training.limits.sizes;
+    let sizes = scorer.problem.training.limits.sizes;
     for (rank, &limit) in memory.iter().enumerate() {
         let own = || (0..chunks.len()).filter(|&chunk| grid.rank_of(chunk) == rank);
         if own().map(|chunk| stages[chunk].score.memory).sum::<f64>() <= limit {

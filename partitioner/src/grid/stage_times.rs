@@ -118,7 +118,7 @@ pub(crate) fn passes_alone(problem: &Problem, stage: &SolutionStage) -> StageTim
     let sum = |blocks: &[usize], field: &dyn Fn(&crate::Block) -> f64| {
         blocks.iter().map(|&block| field(&problem.blocks[block])).sum::<f64>() / speed
     };
-    let recomputed = sum(&stage.score.recompute, &|block| block.forward.0);
+    let recomputed = stage.score.again(problem).map(|(_, again)| again.forward.0).sum::<f64>() / speed;
     let parameters = sum(&stage.blocks, &|block| block.parameters.0 as f64) * speed;
     StageTimes {
         forward: sum(&stage.blocks, &|block| block.forward.0),

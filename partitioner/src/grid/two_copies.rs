@@ -362,6 +362,7 @@ mod tests {
             memory: 0.0,
             limit: 0.0,
             recompute: Vec::new(),
+            light: Vec::new(),
             recompute_unit: schema::RecomputeUnit::Block,
             offload: Vec::new(),
             is_as_asked: true,

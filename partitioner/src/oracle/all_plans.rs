@@ -132,17 +132,19 @@ fn assignments(problem: &Problem, count: usize) -> Vec<Vec<usize>> {
     lists
 }
 
-/// What each block does, from all kept to all changed: 0 keeps, 1 recomputes, 2 offloads.
+/// What each block does, from all kept to all changed: 0 keeps, 1 recomputes, 2 offloads, 3 recomputes but for dear results.
 fn choices(problem: &Problem) -> Vec<Vec<u8>> {
     let mut kinds = vec![0];
     kinds.extend(problem.training.recompute.then_some(1));
     kinds.extend(problem.training.offload.then_some(2));
     let mut lists = vec![Vec::new()];
     for block in &problem.blocks {
+        let light = block.light.filter(|_| problem.training.recompute).map(|_| 3);
         let kinds: Vec<u8> = match block.recompute {
             Some(RecomputePolicy::Always) => vec![1],
+            Some(RecomputePolicy::Light) => vec![light.unwrap_or(1)],
             Some(RecomputePolicy::Never) => kinds.iter().copied().filter(|kind| *kind != 1).collect(),
-            None => kinds.clone(),
+            None => kinds.iter().copied().chain(light).collect(),
         };
         let longer = lists
             .iter()
@@ -151,6 +153,12 @@ fn choices(problem: &Problem) -> Vec<Vec<u8>> {
     }
     lists.sort_by_key(|list| list.iter().filter(|&&kind| kind > 0).count());
     lists
+}
+
+/// Seconds that a block takes with a choice.
+fn work(block: &crate::Block, choice: u8) -> f64 {
+    let is_again = choice == 1 || choice == 3;
+    block.seconds() + if is_again { block.again(choice == 3).forward.0 } else { 0.0 }
 }
 
 /// Micro-batches of a step under a form; none where they cannot be shared.
@@ -208,11 +216,7 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                         // What each rank computes bounds a plan from below.
                         let busy = (0..n_ranks).map(|rank| {
                             let blocks = of_rank(parts, form.schedule, n_ranks, rank).flatten();
-                            let again = |block: usize| if choice[block] == 1 { 1.0 } else { 0.0 };
-                            let work = blocks.map(|&block| {
-                                let seconds = problem.blocks[block].seconds();
-                                seconds + again(block) * problem.blocks[block].forward.0
-                            });
+                            let work = blocks.map(|&block| work(&problem.blocks[block], choice[block]));
                             let speed = groups[rank].iter().map(|&d| problem.machine.devices[d].speed);
                             let speed = speed.fold(f64::INFINITY, f64::min);
                             work.sum::<f64>() / speed / groups[rank].len() as f64
@@ -228,15 +232,16 @@ fn fastest(problem: &Problem, strategy: Strategy) -> Option<Solution> {
                         if unit == RecomputeUnit::Stage && parts.iter().any(is_part) {
                             continue;
                         }
-                        let of = |part: &Vec<usize>, kind| {
-                            part.iter().copied().filter(|&block| choice[block] == kind).collect()
+                        let of = |part: &Vec<usize>, kinds: &[u8]| {
+                            part.iter().copied().filter(|&block| kinds.contains(&choice[block])).collect()
                         };
                         let placed = parts.iter().enumerate().map(|(index, part)| GivenStage {
                             blocks: part.clone(),
                             devices: groups[rank_of(form.schedule, index, n_ranks)].clone(),
-                            recompute: of(part, 1),
+                            recompute: of(part, &[1, 3]),
+                            light: of(part, &[3]),
                             unit: if is_some(part) { unit } else { RecomputeUnit::Block },
-                            offload: of(part, 2),
+                            offload: of(part, &[2]),
                         });
                         let placed: Vec<GivenStage> = placed.collect();
                         let shared = shared_out(problem, groups[0].len());
@@ -307,6 +312,28 @@ fn strategies_say_the_truth_about_all_plans_that_keep_policies() {
     });
 }
 
+/// Blocks may be computed again in part, at any price in between; some always are.
+#[test]
+fn strategies_say_the_truth_about_all_plans_that_keep_dear_results() {
+    let bars = [0.95, 0.7, 0.9];
+    let lights = all_plans(&mut Dice(46), 40, RecomputeUnit::Block, bars, |problem, dice| {
+        problem.training.recompute = true;
+        problem.training.offload = false;
+        for block in &mut problem.blocks {
+            let saved = 1 + dice.below(20);
+            block.activations.0 = 20 + saved;
+            block.light = (dice.below(3) > 0).then(|| crate::problem::Again {
+                forward: Seconds(block.forward.0 * dice.below(8) as f64 / 10.0),
+                held: Bytes(dice.below(20)),
+                once_more: Bytes(saved),
+            });
+            block.recompute = (dice.below(8) == 0).then_some(RecomputePolicy::Light);
+        }
+        true
+    });
+    assert!(lights > 20, "{lights} plans keep dear results");
+}
+
 /// Pins blocks to stages and devices; what is pinned before what it needs is refused.
 #[test]
 fn strategies_say_the_truth_about_all_plans_that_keep_pins() {
@@ -335,9 +362,10 @@ fn all_plans(
     unit: RecomputeUnit,
     [share_equal, share_said, near]: [f64; 3],
     change: impl Fn(&mut Problem, &mut Dice) -> bool,
-) {
+) -> usize {
     let mut faults = Vec::new();
     let (mut n_plans, mut n_optimal, mut n_equal, mut n_none) = (0, 0, 0, 0);
+    let mut n_light = 0;
     let mut bounds = 0.0;
     for case in 0..cases(n_cases) {
         // The more differs, the more plans there are.
@@ -421,6 +449,7 @@ fn all_plans(
                         wrong(format!("{ours} is not an optimum, {fastest} is"));
                     }
                     n_plans += 1;
+                    n_light += usize::from(plan.stages.iter().any(|stage| !stage.score.light.is_empty()));
                     n_equal += u32::from(is_equal);
                     n_optimal += u32::from(plan.is_optimal());
                     bounds += bound / fastest;
@@ -439,7 +468,7 @@ fn all_plans(
     }
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults[..faults.len().min(40)].join("\n"));
     if is_skipped(0) {
-        return;
+        return usize::MAX;
     }
     // A planner that promises nothing is never wrong: ask for a share of proven plans, and for bounds that are near.
     let (n, equal, said) = (f64::from(n_plans), f64::from(n_equal), f64::from(n_optimal));
@@ -448,6 +477,7 @@ fn all_plans(
         "of {n_plans} plans, {n_equal} are the fastest and {n_optimal} said so; bounds come to {}; {n_none} none",
         bounds / n
     );
+    n_light
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub(crate) fn problem(
         parameters: Bytes(dice.below(40)),
         activations: Bytes(dice.below(20)),
         kept: Bytes(0),
+        left_out: Seconds(0.0),
+        light: None,
         workspace: Bytes(dice.below(5)),
         is_operator: false,
         recompute: None,

@@ -95,6 +95,16 @@ pub enum CheckError {
         /// The stage.
         stage: usize,
     },
+    /// A block that is to keep its dear results, and is not recomputed or has none.
+    #[error(
+        "stage {stage}: recompute_light names `{block}`, which is not under `recompute` or has no product whose result could be kept"
+    )]
+    NothingLight {
+        /// The stage.
+        stage: usize,
+        /// The block.
+        block: String,
+    },
     /// Stages that share devices in a way no schedule of ours runs.
     #[error("stage {stage}: its devices are shared with other stages in part, or with stages out of turn")]
     Sharing {
@@ -226,12 +236,18 @@ impl<'a> Names<'a> {
         if let Some(&both) = recompute.iter().find(|block| offload.contains(block)) {
             return Err(CheckError::Both { stage: index, block: problem.blocks[both].path.clone() });
         }
+        let light = own_blocks(&stage.recompute_light)?;
+        let has_rest = |block: &usize| recompute.contains(block) && problem.blocks[*block].light.is_some();
+        if let Some(&other) = light.iter().find(|block| !has_rest(block)) {
+            let block = problem.blocks[other].path.clone();
+            return Err(CheckError::NothingLight { stage: index, block });
+        }
         let unit = stage.recompute_unit;
         let all = own.iter().all(|block| recompute.contains(block));
-        if unit == RecomputeUnit::Stage && !(all && offload.is_empty()) {
+        if unit == RecomputeUnit::Stage && !(all && offload.is_empty() && light.is_empty()) {
             return Err(CheckError::PartOfUnit { stage: index });
         }
-        Ok(GivenStage { blocks: own, devices, recompute, unit, offload })
+        Ok(GivenStage { blocks: own, devices, recompute, light, unit, offload })
     }
 }
 

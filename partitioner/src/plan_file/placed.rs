@@ -9,6 +9,8 @@ pub(crate) struct GivenStage {
     pub(crate) devices: Vec<usize>,
     /// Blocks recomputed.
     pub(crate) recompute: Vec<usize>,
+    /// Those of them that keep their dear results.
+    pub(crate) light: Vec<usize>,
     /// What of them is recomputed at a time.
     pub(crate) unit: RecomputeUnit,
     /// Blocks whose activations wait in host memory.

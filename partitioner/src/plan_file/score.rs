@@ -181,7 +181,7 @@ impl Given<'_> {
                 score: scorer.on(cut.run, cut.behind).score_given(
                     cut.start,
                     cut.end,
-                    (&placed.recompute, placed.unit),
+                    (&placed.recompute, &placed.light, placed.unit),
                     &placed.offload,
                 ),
             };

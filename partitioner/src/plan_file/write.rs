@@ -26,6 +26,7 @@ pub fn to_plan(
             blocks: stage.blocks.iter().flat_map(paths).collect(),
             devices: part.devices.iter().map(device).collect(),
             recompute: stage.score.recompute.iter().flat_map(paths).collect(),
+            recompute_light: stage.score.light.iter().flat_map(paths).collect(),
             recompute_unit: stage.score.recompute_unit,
             offload: stage.score.offload.iter().flat_map(paths).collect(),
             tensor_parallel: None,

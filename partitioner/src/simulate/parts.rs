@@ -11,7 +11,7 @@ use simulator::{Device, PartDevice, PartStage, PlanError, PlanParts, Tie, Transf
 
 use crate::{
     dag::cut_states::States,
-    problem::{Machine, Problem},
+    problem::{Again, Machine, Problem},
     solution::{Solution, SolutionStage},
 };
 
@@ -167,10 +167,10 @@ fn layers(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64) -> 
             *tied.entry(*first).or_default() += tie.parameters.0;
         }
     }
-    let recomputed: HashSet<usize> = stage.score.recompute.iter().copied().collect();
+    let recomputed: HashMap<usize, Again> = stage.score.again(problem).collect();
     let layer = |&index: &usize| {
         let block = &problem.blocks[index];
-        let forward_again = if recomputed.contains(&index) { block.forward.0 } else { 0.0 };
+        let forward_again = recomputed.get(&index).map_or(0.0, |again| again.forward.0);
         LayerCost {
             forward: Seconds(block.forward.0 / speed),
             backward: Seconds((block.input_gradient.0 + block.weight_gradient.0 + forward_again) / speed),
@@ -189,7 +189,7 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
     let bytes = |field: &dyn Fn(&crate::Block) -> u64| {
         Bytes(stage.blocks.iter().map(|&block| field(&problem.blocks[block])).sum())
     };
-    let forward_again: f64 = stage.score.recompute.iter().map(|&block| problem.blocks[block].forward.0).sum();
+    let forward_again: f64 = stage.score.again(problem).map(|(_, again)| again.forward.0).sum();
     let gone: HashSet<usize> = stage.score.recompute.iter().chain(&stage.score.offload).copied().collect();
     let offloaded: u64 = stage.score.offload.iter().map(|&block| problem.blocks[block].activations.0).sum();
     let held = stage.blocks.iter().filter(|block| !gone.contains(block));
@@ -200,9 +200,11 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
         .map(|tie| tie.parameters.0)
         .sum();
     let parameters = bytes(&|block| block.parameters.0) + Bytes(ties);
-    let inputs = stage.score.recompute.iter().map(|&block| flow.taken[block] + problem.blocks[block].kept.0);
-    let once_more = |block: &crate::Block| block.activations.0.saturating_sub(block.kept.0);
-    let recomputed = || stage.score.recompute.iter().map(|&block| once_more(&problem.blocks[block]));
+    let inputs = stage
+        .score
+        .again(problem)
+        .map(|(block, again)| flow.taken[block] + problem.blocks[block].kept.0 + again.held.0);
+    let recomputed = || stage.score.again(problem).map(|(_, again)| again.once_more.0);
     let (inputs, recomputed): (u64, u64) = match stage.score.recompute_unit {
         RecomputeUnit::Block => (inputs.sum(), recomputed().max().unwrap_or(0)),
         RecomputeUnit::Stage => (given(problem, stage), recomputed().sum()),

@@ -39,15 +39,17 @@ impl BlockBytes {
             by_parameters.sort_by_key(|&block| Reverse(problem.blocks[block].parameters.0));
         }
         let always = problem.blocks.iter().enumerate();
-        let always = always.filter(|(_, block)| block.recompute == Some(RecomputePolicy::Always));
+        let always = always.filter(|(_, block)| block.recompute.is_some_and(RecomputePolicy::is_again));
         let always = always.map(|(index, _)| index).collect();
         let mut numbers = HashMap::new();
         let kind = |((block, inputs), stays): ((&Block, &f64), &f64)| {
-            let seconds = [block.forward.0, block.seconds(), *inputs, *stays].map(f64::to_bits);
+            let seconds =
+                [block.forward.0, block.left_out.0, block.seconds(), *inputs, *stays].map(f64::to_bits);
             let bytes = [block.activations, block.kept, block.workspace];
+            let light = block.light.map(|own| (own.forward.0.to_bits(), own.held.0, own.once_more.0));
             let next = numbers.len() as u32;
             *numbers
-                .entry((seconds, bytes.map(|bytes| bytes.0), (block.is_operator, block.recompute)))
+                .entry((seconds, bytes.map(|bytes| bytes.0), light, (block.is_operator, block.recompute)))
                 .or_insert(next)
         };
         let kinds = problem.blocks.iter().zip(&inputs).zip(&stays).map(kind).collect();

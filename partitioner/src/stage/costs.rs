@@ -133,7 +133,7 @@ impl StageCosts<'_> {
     pub(crate) fn scored(&self, start: usize, end: usize, plan: MemoryPlan, limit: f64) -> StageScore {
         let Parts { compute, sync, transfer, round } = self.parts(start, end, plan.seconds);
         let policy = |block: &usize| self.scorer.problem.blocks[*block].recompute;
-        let is_asked = |block: &usize| policy(block) == Some(RecomputePolicy::Always);
+        let is_asked = |block: &usize| policy(block).is_some_and(RecomputePolicy::is_again);
         let is_as_asked = plan.offload.is_empty() && plan.recompute.iter().all(is_asked);
         let mut score = StageScore {
             seconds: 0.0,
@@ -145,6 +145,7 @@ impl StageCosts<'_> {
             memory: plan.memory,
             limit,
             recompute: plan.recompute,
+            light: plan.light,
             recompute_unit: plan.unit,
             offload: plan.offload,
             is_as_asked,

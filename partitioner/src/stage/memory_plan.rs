@@ -15,6 +15,8 @@ pub(crate) struct MemoryPlan {
     pub(crate) seconds: f64,
     pub(crate) memory: f64,
     pub(crate) recompute: Vec<usize>,
+    /// Those of them that keep their dear results.
+    pub(crate) light: Vec<usize>,
     pub(crate) unit: RecomputeUnit,
     pub(crate) offload: Vec<usize>,
 }
@@ -22,7 +24,14 @@ pub(crate) struct MemoryPlan {
 impl MemoryPlan {
     /// Nothing is recomputed or offloaded.
     pub(crate) fn nothing(memory: f64) -> Self {
-        Self { seconds: 0.0, memory, recompute: vec![], unit: RecomputeUnit::Block, offload: vec![] }
+        Self {
+            seconds: 0.0,
+            memory,
+            recompute: vec![],
+            light: vec![],
+            unit: RecomputeUnit::Block,
+            offload: vec![],
+        }
     }
 }
 

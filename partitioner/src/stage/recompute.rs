@@ -5,7 +5,8 @@
 //!
 //! Blocks are chosen exactly, by a knapsack for each size of the largest recomputed block; if a stage is the unit
 //! (`RecomputeUnit::Stage`) all of it is recomputed or nothing. A recomputed block keeps its inputs, and all of its activations
-//! exist once while its backward pass runs. An offloaded block is copied out behind the stage's forward pass and back before its
+//! exist once while its backward pass runs; it may keep results that are dear to compute, too, and recompute only what lies
+//! between them (`Block::light`). An offloaded block is copied out behind the stage's forward pass and back before its
 //! backward pass while the device waits (`Pinned` of the simulator): one micro-batch of it is on the device at a time, all in
 //! flight if the backward pass is split.
 
@@ -13,12 +14,15 @@ use std::rc::Rc;
 
 use schema::{RecomputePolicy, RecomputeUnit, ShardingLevel};
 
-use crate::stage::{
-    costs::StageCosts,
-    knapsack::{Choice, Items, pick},
-    memory_plan::{Conditions, Found, MemoryPlan, Saving},
-    score::StageScore,
-    scorer::Scorer,
+use crate::{
+    problem::Again,
+    stage::{
+        costs::StageCosts,
+        knapsack::{Choice, Items, pick},
+        memory_plan::{Conditions, Found, MemoryPlan, Saving},
+        score::StageScore,
+        scorer::Scorer,
+    },
 };
 
 /// Optimality gap, as a share of the stage's time, at which the knapsack stops.
@@ -27,21 +31,35 @@ const NEAR: f64 = 1e-4;
 /// The most numbers of blocks that are kept: 4 MiB.
 const COUNTS: usize = 1 << 20;
 
+/// What becomes of a block's activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Kept,
+    /// Recomputed but for dear results.
+    Light,
+    Recomputed,
+    /// Moved to host memory.
+    Offloaded,
+}
+
 /// The choices for a block's activations.
 #[derive(Clone, Copy)]
 struct Choices {
-    /// Kept; for a block that is always recomputed, recomputed.
-    kept: Choice,
-    /// Recomputed.
+    /// Kept; for a block that is recomputed in any case, that.
+    first: (Fate, Choice),
+    light: Option<Choice>,
     recomputed: Option<Choice>,
-    /// Offloaded to host memory.
     offloaded: Option<Choice>,
 }
 
 impl Choices {
-    /// Returns the choices, recomputation among them if it is allowed.
-    fn open(self, may_recompute: bool) -> impl Iterator<Item = Choice> {
-        [self.kept].into_iter().chain(self.recomputed.filter(|_| may_recompute)).chain(self.offloaded)
+    /// Returns all of them.
+    fn all(self) -> impl Iterator<Item = (Fate, Choice)> {
+        let named = |fate: Fate, choice: Option<Choice>| choice.map(|choice| (fate, choice));
+        let light = named(Fate::Light, self.light);
+        let recomputed = named(Fate::Recomputed, self.recomputed);
+        let offloaded = named(Fate::Offloaded, self.offloaded);
+        [self.first].into_iter().chain(light).chain(recomputed).chain(offloaded)
     }
 }
 
@@ -139,9 +157,9 @@ impl StageCosts<'_> {
         let is_by_block = scorer.problem.training.recompute_unit.is_block();
         let is_own = |block: &&usize| is_by_block && scorer.states.has_block(start, end, **block);
         scorer.bytes.always.iter().filter(is_own).fold((0.0, 0.0), |(bytes, seconds), &block| {
-            let held = scorer.activations(block) - scorer.bytes.inputs[block];
-            let forward = scorer.problem.blocks[block].forward.0;
-            (bytes + held * *in_flight as f64, seconds + forward / place.speed)
+            let again = scorer.again_as_asked(block);
+            let saved = scorer.activations(block) - scorer.bytes.inputs[block] - again.held.0 as f64;
+            (bytes + saved * *in_flight as f64, seconds + again.forward.0 / place.speed)
         })
     }
 
@@ -202,6 +220,7 @@ impl StageCosts<'_> {
             let named = |positions: &[usize]| positions.iter().map(|&position| blocks[position]).collect();
             let plan = plan.map(|plan| MemoryPlan {
                 recompute: named(&plan.recompute),
+                light: named(&plan.light),
                 offload: named(&plan.offload),
                 ..*plan
             });
@@ -236,24 +255,23 @@ impl StageCosts<'_> {
         let training = &scorer.problem.training;
         let workspace = scorer.workspace(blocks);
         let all = blocks.iter().map(|&block| scorer.activations(block)).sum::<f64>() * *in_flight as f64;
-        let has = |policy: RecomputePolicy| {
-            blocks.iter().any(|&block| scorer.problem.blocks[block].recompute == Some(policy))
-        };
-        if fixed + workspace + all <= limit && !has(RecomputePolicy::Always) {
+        let policies = || blocks.iter().filter_map(|&block| scorer.problem.blocks[block].recompute);
+        if fixed + workspace + all <= limit && !policies().any(RecomputePolicy::is_again) {
             return (Some(Rc::new(MemoryPlan::nothing(fixed + workspace + all))), 0.0);
         }
         if !training.recompute_unit.is_block() {
-            if has(RecomputePolicy::Never) {
+            if policies().any(|policy| policy != RecomputePolicy::Always) {
                 return (None, 0.0);
             }
             // For a lower bound the second copy during the backward pass is not counted.
-            let once_more: f64 = blocks.iter().map(|&block| scorer.once_more(block)).sum();
+            let once_more: f64 = blocks.iter().map(|&block| scorer.once_more(block, false)).sum();
             let once_more = if scorer.is_bound { 0.0 } else { once_more };
             let kept = scorer.kept_by_stage(start, end, blocks) * *in_flight as f64;
             let memory = fixed + workspace + kept + once_more;
-            let seconds = scorer.forward(blocks) / place.speed;
+            let seconds = scorer.forward_again(blocks) / place.speed;
             let (unit, recompute) = (RecomputeUnit::Stage, (0..blocks.len()).collect());
-            let plan = Rc::new(MemoryPlan { seconds, memory, recompute, unit, offload: vec![] });
+            let plan =
+                Rc::new(MemoryPlan { seconds, memory, recompute, light: vec![], unit, offload: vec![] });
             return ((training.recompute && memory <= limit).then_some(plan), 0.0);
         }
         let kinds = blocks.iter().map(|&block| scorer.bytes.kinds[block]).collect();
@@ -265,15 +283,17 @@ impl StageCosts<'_> {
     fn search(&self, blocks: &[usize], (fixed, workspace): (f64, f64), limit: f64) -> Found {
         let Self { scorer, place, in_flight, .. } = self;
         let work: f64 = blocks.iter().map(|&block| scorer.problem.blocks[block].seconds()).sum();
-        let open = blocks.iter().map(|&block| scorer.choices(block, *in_flight, (place.speed, place.host)));
         let mut search = Search {
             scorer,
-            blocks,
-            choices: open.collect(),
+            options: Vec::with_capacity(3 * blocks.len()),
+            ends: Vec::with_capacity(blocks.len()),
             room: limit - fixed - workspace,
             work: work / place.speed,
             gap: 0.0,
         };
+        for &block in blocks {
+            search.push(block, scorer.choices(block, *in_flight, (place.speed, place.host)));
+        }
         let plan = search.best(&scorer.recomputed_sizes(blocks));
         let beside = |plan: MemoryPlan| MemoryPlan { memory: fixed + workspace + plan.memory, ..plan };
         (plan.map(|plan| Rc::new(beside(plan))), search.gap)
@@ -284,17 +304,18 @@ impl StageCosts<'_> {
         &self,
         start: usize,
         end: usize,
-        (recompute, unit): (&[usize], RecomputeUnit),
+        (recompute, light, unit): (&[usize], &[usize], RecomputeUnit),
         offload: &[usize],
     ) -> StageScore {
         let Self { scorer, place, in_flight, .. } = self;
         let blocks = scorer.states.blocks(start, end);
+        let again = |index: usize| scorer.problem.blocks[index].again(light.contains(&index));
         let kept = blocks.iter().map(|index| match (recompute.contains(index), offload.contains(index)) {
-            (true, _) => scorer.bytes.inputs[*index] * *in_flight as f64,
+            (true, _) => (scorer.bytes.inputs[*index] + again(*index).held.0 as f64) * *in_flight as f64,
             (_, true) => scorer.activations(*index) * scorer.copies_held(*in_flight) as f64,
             _ => scorer.activations(*index) * *in_flight as f64,
         });
-        let once_more = recompute.iter().map(|&index| scorer.once_more(index));
+        let once_more = recompute.iter().map(|&index| again(index).once_more.0 as f64);
         let (kept, once_more) = match unit {
             RecomputeUnit::Block => (kept.sum::<f64>(), once_more.fold(0.0, f64::max)),
             RecomputeUnit::Stage => {
@@ -305,10 +326,15 @@ impl StageCosts<'_> {
         let copied: f64 = offload.iter().map(|&index| scorer.activations(index)).sum();
         // The simulator times copies that run beside compute.
         let copying = if scorer.copies == 1 { 2.0 * copied / place.host } else { 0.0 };
+        let forward = match unit {
+            RecomputeUnit::Block => recompute.iter().map(|&index| again(index).forward.0).sum(),
+            RecomputeUnit::Stage => scorer.forward_again(&blocks),
+        };
         let plan = MemoryPlan {
-            seconds: scorer.forward(recompute) / place.speed + copying,
+            seconds: forward / place.speed + copying,
             memory,
             recompute: recompute.to_vec(),
+            light: light.to_vec(),
             unit,
             offload: offload.to_vec(),
         };
@@ -339,7 +365,7 @@ impl Scorer<'_> {
     pub(crate) fn least_held(&self, start: usize, end: usize, in_flight: usize) -> f64 {
         let least = |block: usize| {
             let choices = self.choices(block, in_flight, (1.0, 1.0));
-            choices.open(true).map(|choice| choice.memory).fold(f64::INFINITY, f64::min)
+            choices.all().map(|(_, choice)| choice.memory).fold(f64::INFINITY, f64::min)
         };
         let key = (in_flight, self.copies_held(in_flight));
         let held = self.memory_plans.least_held.get(key, || Rc::new(self.states.sums(least)));
@@ -358,22 +384,19 @@ impl Scorer<'_> {
             }
             next = kind + 1;
             let of = if are_counted { kind as usize } else { index };
-            let Choices { kept, recomputed, offloaded } = self.choices(index, in_flight, rates);
-            let saving = |choice: Choice| (kept.memory - choice.memory, choice.time);
-            let mut push = |(bytes, seconds): (f64, f64)| {
-                savings.push(Saving { of, bytes, seconds_per_byte: seconds / bytes });
-            };
-            let rate = |choice: &(f64, f64)| choice.1 / choice.0;
-            let mut choices: Vec<(f64, f64)> = recomputed.into_iter().chain(offloaded).map(saving).collect();
-            choices.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
-            if let Some(&first) = choices.first() {
-                push(first);
-            }
-            // The second choice replaces the first: only what it saves more counts, at its additional time.
-            if let [first, second] = choices[..]
-                && second.0 > first.0
-            {
-                push((second.0 - first.0, second.1 - first.1));
+            let choices = self.choices(index, in_flight, rates);
+            let kept = choices.first.1;
+            let saving = |(_, choice): (Fate, Choice)| (kept.memory - choice.memory, choice.time - kept.time);
+            let mut left: Vec<(f64, f64)> = choices.all().skip(1).map(saving).collect();
+            // From one choice to the next, that which saves the most for its time: only what it saves more counts, at its
+            // additional time.
+            let mut from = (0.0, 0.0);
+            loop {
+                left.retain(|choice| choice.0 > from.0);
+                let rate = |choice: &(f64, f64)| (choice.1 - from.1) / (choice.0 - from.0);
+                let Some(&next) = left.iter().min_by(|a, b| rate(a).total_cmp(&rate(b))) else { break };
+                savings.push(Saving { of, bytes: next.0 - from.0, seconds_per_byte: rate(&next) });
+                from = next;
             }
         }
         savings.sort_by(|a, b| a.seconds_per_byte.total_cmp(&b.seconds_per_byte).then(a.of.cmp(&b.of)));
@@ -429,9 +452,12 @@ impl Scorer<'_> {
         // A lower bound does not count the largest block.
         if self.problem.training.recompute && !self.is_bound {
             let is_less = |block: &&usize| self.bytes.inputs[**block] < self.activations(**block);
-            sizes.extend(blocks.iter().filter(is_less).map(|&block| self.once_more(block)));
+            sizes.extend(blocks.iter().filter(is_less).map(|&block| self.once_more(block, false)));
+            let with_light = blocks.iter().filter(|&&block| self.problem.blocks[block].light.is_some());
+            sizes.extend(with_light.map(|&block| self.once_more(block, true)));
             let always = blocks.iter().filter(|&&block| self.is_always(block));
-            let least = always.map(|&block| self.once_more(block)).fold(0.0, f64::max);
+            let least =
+                always.map(|&block| self.again_as_asked(block).once_more.0 as f64).fold(0.0, f64::max);
             sizes.push(least);
             sizes.retain(|size| *size >= least);
             sizes.sort_by(f64::total_cmp);
@@ -440,14 +466,19 @@ impl Scorer<'_> {
         sizes
     }
 
-    /// Returns the bytes of a recomputed block that exist once while its backward pass runs: all but those that are never
-    /// dropped.
-    fn once_more(&self, block: usize) -> f64 {
-        self.activations(block) - self.problem.blocks[block].kept.0 as f64
+    /// Returns the bytes of a recomputed block that exist once while its backward pass runs.
+    fn once_more(&self, block: usize, is_light: bool) -> f64 {
+        self.problem.blocks[block].again(is_light).once_more.0 as f64
+    }
+
+    /// Returns what it takes to recompute a block that is recomputed in any case.
+    fn again_as_asked(&self, block: usize) -> Again {
+        let block = &self.problem.blocks[block];
+        block.again(block.recompute == Some(RecomputePolicy::Light))
     }
 
     fn is_always(&self, block: usize) -> bool {
-        self.problem.blocks[block].recompute == Some(RecomputePolicy::Always)
+        self.problem.blocks[block].recompute.is_some_and(RecomputePolicy::is_again)
     }
 
     fn activations(&self, block: usize) -> f64 {
@@ -464,9 +495,11 @@ impl Scorer<'_> {
         blocks.iter().map(|&block| self.problem.blocks[block].workspace.0).max().unwrap_or(0) as f64
     }
 
-    /// Seconds of the forward passes of some blocks, on a device of speed 1.
-    fn forward(&self, blocks: &[usize]) -> f64 {
-        blocks.iter().map(|&block| self.problem.blocks[block].forward.0).sum()
+    /// Seconds of computing the blocks of a stage again at once, on a device of speed 1.
+    fn forward_again(&self, blocks: &[usize]) -> f64 {
+        let own = |block: &usize| &self.problem.blocks[*block];
+        let all: f64 = blocks.iter().map(|block| own(block).forward.0).sum();
+        all - blocks.last().map_or(0.0, |block| own(block).left_out.0)
     }
 
     /// Returns the choices for a block's activations.
@@ -477,24 +510,44 @@ impl Scorer<'_> {
         let is_whole = !self.problem.blocks[index].is_operator;
         let is_by_block = training.recompute_unit.is_block();
         let inputs = if is_by_block { self.bytes.inputs[index] } else { self.bytes.stays[index] };
-        let policy = self.problem.blocks[index].recompute;
-        let again =
-            Choice { time: self.problem.blocks[index].forward.0 / speed, memory: inputs * in_flight_factor };
-        if is_by_block && policy == Some(RecomputePolicy::Always) {
-            return Choices { kept: again, recomputed: None, offloaded: None };
+        let own = &self.problem.blocks[index];
+        let policy = own.recompute;
+        let of = |again: Again| Choice {
+            time: again.forward.0 / speed,
+            memory: (inputs + again.held.0 as f64) * in_flight_factor,
+        };
+        if is_by_block && policy.is_some_and(RecomputePolicy::is_again) {
+            let is_light = policy == Some(RecomputePolicy::Light) && own.light.is_some();
+            let fate = if is_light { Fate::Light } else { Fate::Recomputed };
+            let first = (fate, of(self.again_as_asked(index)));
+            return Choices { first, light: None, recomputed: None, offloaded: None };
         }
+        let kept = Choice { time: 0.0, memory: activations * in_flight_factor };
         let is_never = policy == Some(RecomputePolicy::Never);
-        let is_recomputed =
-            training.recompute && !is_never && (is_whole || !is_by_block) && inputs < activations;
+        let may_again = training.recompute && !is_never && (is_whole || !is_by_block);
+        let saves = |choice: &Choice| choice.memory < kept.memory;
+        let recomputed = may_again.then(|| of(own.again(false))).filter(saves);
+        let light = own.light.filter(|_| may_again && is_by_block).map(of).filter(saves);
         let is_offloaded =
             training.offload && is_by_block && is_whole && activations > 0.0 && held < in_flight_factor;
         Choices {
-            kept: Choice { time: 0.0, memory: activations * in_flight_factor },
-            recomputed: is_recomputed.then_some(again),
+            first: (Fate::Kept, kept),
+            // What takes as long as to recompute all is no choice of its own.
+            light: light.filter(|light| recomputed.is_none_or(|all| light.time < all.time)),
+            recomputed,
             offloaded: is_offloaded
                 .then(|| Choice { time: 2.0 * activations / host, memory: activations * held }),
         }
     }
+}
+
+/// A choice for a block's activations.
+#[derive(Clone, Copy)]
+struct Open {
+    fate: Fate,
+    choice: Choice,
+    /// Bytes that exist once while the block's backward pass runs; none for a lower bound, which does not count them.
+    once_more: f64,
 }
 
 /// Searches the memory plan of a stage.
@@ -503,8 +556,10 @@ impl Scorer<'_> {
 /// its largest size open and memory for its smallest, is no better than the best plan; else it is halved.
 struct Search<'a> {
     scorer: &'a Scorer<'a>,
-    blocks: &'a [usize],
-    choices: Vec<Choices>,
+    /// The choices of each block, one block after the other.
+    options: Vec<Open>,
+    /// Where each block's end.
+    ends: Vec<usize>,
     /// Bytes for activations, the largest block recomputed among them.
     room: f64,
     /// Seconds of the stage without recomputation.
@@ -541,26 +596,39 @@ impl Search<'_> {
         best.map(|(best, _)| best)
     }
 
-    /// Choices of all blocks where none larger than `largest` is recomputed.
-    fn open(&self, largest: f64) -> impl Iterator<Item = impl Iterator<Item = Choice>> {
-        self.blocks.iter().zip(&self.choices).map(move |(&block, choices)| {
-            choices.open(self.scorer.is_bound || self.scorer.once_more(block) <= largest)
+    /// Adds the choices of a block.
+    fn push(&mut self, block: usize, choices: Choices) {
+        let scorer = self.scorer;
+        let once_more = |fate: Fate| match fate {
+            Fate::Light | Fate::Recomputed if !scorer.is_bound => {
+                scorer.once_more(block, fate == Fate::Light)
+            }
+            _ => 0.0,
+        };
+        let open = choices.all();
+        self.options.extend(open.map(|(fate, choice)| Open { fate, choice, once_more: once_more(fate) }));
+        self.ends.push(self.options.len());
+    }
+
+    /// Choices of all blocks where none that takes more than `largest` is recomputed.
+    fn open(&self, largest: f64) -> impl Iterator<Item = impl Iterator<Item = &Open>> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| {
+            let own = &self.options[std::mem::replace(&mut start, end)..end];
+            own.iter().filter(move |open| open.once_more <= largest)
         })
     }
 
     fn is_too_full(&self, room: f64, largest: f64) -> bool {
-        let least = |choices: &mut dyn Iterator<Item = Choice>| {
-            choices.map(|choice| choice.memory).fold(f64::INFINITY, f64::min)
-        };
-        self.open(largest).map(|mut choices| least(&mut choices)).sum::<f64>() > room
+        let least =
+            self.open(largest).map(|open| open.map(|open| open.choice.memory).fold(f64::INFINITY, f64::min));
+        least.sum::<f64>() > room
     }
 
     /// Lower bound of the seconds of any choice: the Lagrangian relaxation at a price of memory.
     fn least(&self, room: f64, largest: f64, price: f64) -> f64 {
-        let of = |choices: &mut dyn Iterator<Item = Choice>| {
-            choices.map(|choice| choice.time + price * choice.memory).fold(f64::INFINITY, f64::min)
-        };
-        let sum: f64 = self.open(largest).map(|mut choices| of(&mut choices)).sum();
+        let of = |open: &Open| open.choice.time + price * open.choice.memory;
+        let sum: f64 = self.open(largest).map(|open| open.map(of).fold(f64::INFINITY, f64::min)).sum();
         // Sums are rounded.
         sum * (1.0 - 1e-9) - price * room
     }
@@ -568,29 +636,29 @@ impl Search<'_> {
     /// Picks a choice where no block larger than `largest` is recomputed; `room` is for activations alone. Also returns the price
     /// of memory.
     fn pick(&mut self, room: f64, largest: f64) -> Option<(MemoryPlan, f64)> {
-        let mut items = Items::for_about(self.blocks.len());
-        self.open(largest).for_each(|choices| items.push(choices));
+        let mut items = Items::for_about(self.ends.len());
+        self.open(largest).for_each(|choices| items.push(choices.map(|open| open.choice)));
         let nodes = self.scorer.problem.training.limits.sizes.knapsack_nodes;
         let picked = pick(&items, room, NEAR * self.work, nodes)?;
         let kept: f64 = items.sum(&picked.choices, |choice| choice.memory);
         if picked.time > picked.lower_bound && self.work > 0.0 {
             self.gap = self.gap.max((picked.time - picked.lower_bound) / self.work);
         }
-        let (mut recompute, mut offload) = (Vec::new(), Vec::new());
-        let blocks = self.blocks.iter().zip(&self.choices).zip(picked.choices);
-        for (position, ((&block, choices), choice)) in blocks.enumerate() {
-            let is_recomputed = choices.recomputed.is_some()
-                && (self.scorer.is_bound || self.scorer.once_more(block) <= largest);
-            match choice {
-                0 if self.scorer.is_always(block) => recompute.push(position),
-                0 => {}
-                1 if is_recomputed => recompute.push(position),
-                _ => offload.push(position),
+        let (mut recompute, mut light, mut offload) = (Vec::new(), Vec::new(), Vec::new());
+        for (position, (mut choices, choice)) in self.open(largest).zip(picked.choices).enumerate() {
+            match choices.nth(choice).map(|open| open.fate) {
+                Some(Fate::Offloaded) => offload.push(position),
+                Some(Fate::Recomputed) => recompute.push(position),
+                Some(Fate::Light) => {
+                    recompute.push(position);
+                    light.push(position);
+                }
+                Some(Fate::Kept) | None => {}
             }
         }
         let seconds = if self.scorer.is_bound { picked.lower_bound } else { picked.time };
         let unit = RecomputeUnit::Block;
-        Some((MemoryPlan { seconds, memory: largest + kept, recompute, unit, offload }, picked.price))
+        Some((MemoryPlan { seconds, memory: largest + kept, recompute, light, unit, offload }, picked.price))
     }
 }
 

@@ -4,7 +4,10 @@ use schema::RecomputeUnit;
 
 use simulator::order::InFlight;
 
-use crate::stage::place::Neighbours;
+use crate::{
+    problem::{Again, Problem},
+    stage::place::Neighbours,
+};
 
 /// What bounds a stage's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +55,8 @@ pub struct StageScore {
     pub limit: f64,
     /// Blocks that are recomputed.
     pub recompute: Vec<usize>,
+    /// Those of them that keep their dear results.
+    pub light: Vec<usize>,
     /// Whether they are recomputed block by block, or the stage at once.
     pub recompute_unit: RecomputeUnit,
     /// Blocks whose saved activations are offloaded.
@@ -63,6 +68,19 @@ pub struct StageScore {
 }
 
 impl StageScore {
+    /// Returns the blocks that are recomputed, each with what that takes.
+    pub(crate) fn again(&self, problem: &Problem) -> impl Iterator<Item = (usize, Again)> {
+        let last = self.recompute.last().copied();
+        let of = move |&block: &usize| {
+            let own = &problem.blocks[block];
+            let again = own.again(self.light.contains(&block));
+            // Within a stage that is computed again at once, only the last block ends early.
+            let is_whole = !self.recompute_unit.is_block() && Some(block) != last;
+            (block, if is_whole { Again { forward: own.forward, ..again } } else { again })
+        };
+        self.recompute.iter().map(of)
+    }
+
     /// Adds its parts up, or takes the largest where the machine overlaps them.
     pub(crate) fn settle(&mut self, overlaps: bool) {
         self.seconds = total(overlaps, self.compute, self.sync, self.transfer).max(self.round);

@@ -236,7 +236,7 @@ pub fn is_same(one: &Plan, other: &Plan) -> bool {
         (
             stage.blocks.clone(),
             stage.devices.clone(),
-            stage.recompute.clone(),
+            (stage.recompute.clone(), stage.recompute_light.clone()),
             stage.offload.clone(),
             stage.tensor_parallel,
         )

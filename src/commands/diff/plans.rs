@@ -114,8 +114,10 @@ fn kept_otherwise(before: &Plan, after: &Plan) -> Vec<KeptOtherwise> {
     let how = |plan: &Plan| -> BTreeMap<String, &'static str> {
         let again =
             plan.stages.iter().flat_map(|stage| &stage.recompute).map(|b| (b.clone(), "computed again"));
+        let light = plan.stages.iter().flat_map(|stage| &stage.recompute_light);
+        let light = light.map(|b| (b.clone(), "computed again but for products"));
         let host = plan.stages.iter().flat_map(|stage| &stage.offload).map(|b| (b.clone(), "in host memory"));
-        again.chain(host).collect()
+        again.chain(light).chain(host).collect()
     };
     let (old, new) = (how(before), how(after));
     let blocks: BTreeSet<&String> = old.keys().chain(new.keys()).collect();

@@ -7,7 +7,7 @@ use cost_model::Rounding;
 use partitioner::{Effort, STRATEGIES, Strategy};
 use schema::{
     Assumed, Bytes, Cluster, Constraints, PinnedCalls, Plan, PlannedOptimizer, PlannedRounding,
-    RecomputePolicy, RecomputedCalls, Seconds, SequenceParallel, ShardingLevel,
+    RecomputedCalls, Seconds, SequenceParallel, ShardingLevel,
 };
 
 use super::{
@@ -69,9 +69,10 @@ pub struct PlanArguments {
     /// may be given several times
     #[arg(long, value_name = "PATTERN=STAGE|DEVICE", value_parser = PinnedCalls::from_text)]
     pub pin: Vec<PinnedCalls>,
-    /// Calls that are always recomputed in the backward pass, each as one unit (layers.*=always), or never
-    /// (LlamaAttention=never), by path or class; may be given several times
-    #[arg(long, value_name = "PATTERN=always|never", value_parser = RecomputedCalls::from_text)]
+    /// Calls that are always recomputed in the backward pass, each as one unit (layers.*=always), all but the results of
+    /// products, convolutions and fused attention (layers.*=light), or never (LlamaAttention=never), by path or class;
+    /// may be given several times
+    #[arg(long, value_name = "PATTERN=always|light|never", value_parser = RecomputedCalls::from_text)]
     pub recompute: Vec<RecomputedCalls>,
     /// Reuse the constraints of this plan; flags add to them, or replace its cuts
     #[arg(long, value_name = "PLAN")]
@@ -285,7 +286,7 @@ impl PlanArguments {
         let new: Vec<RecomputedCalls> =
             self.recompute.iter().filter(|one| !all.recompute.contains(one)).cloned().collect();
         all.recompute.extend(new);
-        let always = all.recompute.iter().find(|own| own.policy == RecomputePolicy::Always);
+        let always = all.recompute.iter().find(|own| own.policy.is_again());
         if let Some(always) = always.filter(|_| self.no_recompute) {
             return Err(Failure::input(format!("--no-recompute contradicts --recompute {always}")));
         }

@@ -561,6 +561,7 @@ fn sliceable<'a>(workspace: &'a Workspace, times: &costs::Times, request: &PlanR
     let model = Sliceable::new(&workspace.graph, &times.seconds).keeping(whole).keeping(holds_experts);
     // A call that is always recomputed is one block; a call that never is may not be part of a larger block.
     let model = model.keeping(with(RecomputePolicy::Always)).opening(with(RecomputePolicy::Always));
+    let model = model.keeping(with(RecomputePolicy::Light)).opening(with(RecomputePolicy::Light));
     model.opening(with(RecomputePolicy::Never)).opening(pinned)
 }
 
@@ -652,6 +653,7 @@ fn answer_of(
         memory_bytes: stage.score.memory as u64,
         bound_by: stage.score.bound_by.name().to_string(),
         recompute: stage.score.recompute.iter().flat_map(paths).collect(),
+        recompute_light: stage.score.light.iter().flat_map(paths).collect(),
         recompute_unit: stage.score.recompute_unit,
         offload: stage.score.offload.iter().flat_map(paths).collect(),
         ..StageAnswer::default()

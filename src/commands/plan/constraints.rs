@@ -3,7 +3,7 @@
 use graph::{BlockId, Item, Level, ModelGraph};
 use indexmap::IndexMap;
 use partitioner::Sliceable;
-use schema::{Constraints, Plan, RecomputePolicy};
+use schema::{Constraints, Plan};
 
 use super::{
     PlanRequest,
@@ -118,7 +118,7 @@ pub(super) fn no_boundary(request: &PlanRequest, graph: &ModelGraph, start: u32)
         let own = &block.operators;
         own.contains(&start) && own.start < start
     };
-    for own in request.constraints.recompute.iter().filter(|own| own.policy == RecomputePolicy::Always) {
+    for own in request.constraints.recompute.iter().filter(|own| own.policy.is_again()) {
         let mut calls = graph.blocks.iter().filter(|block| is_meant(&own.calls, block));
         if let Some(call) = calls.find(is_again) {
             return Failure::input(format!(

@@ -165,7 +165,9 @@ impl LossCost {
         last.activations.0 = last.activations.0.saturating_add(self.kept);
         last.kept.0 = last.kept.0.saturating_add(self.kept);
         last.workspace.0 = last.workspace.0.max(self.workspace);
+        // It stands outside of what is computed again.
         last.forward.0 += self.forward.0;
+        last.left_out.0 += self.forward.0;
         last.input_gradient.0 += self.backward.0;
     }
 

@@ -40,7 +40,7 @@ pub(super) fn check(
         block.parent.is_some() && keep_together.iter().any(|pattern| is_meant(pattern, block))
     };
     let kept: Vec<&graph::Block> = graph.blocks.iter().filter(is_kept).collect();
-    for own in all.iter().filter(|own| own.policy == RecomputePolicy::Always) {
+    for own in all.iter().filter(|own| own.policy.is_again()) {
         let holds = |part: &Range<u32>, whole: &graph::Block| {
             let whole = &whole.operators;
             !part.is_empty() && whole.start <= part.start && part.end <= whole.end && *part != *whole
@@ -51,7 +51,11 @@ pub(super) fn check(
                 "--recompute {own} is about a part of `{}`, which --keep-together keeps whole",
                 whole.path
             ))
-            .with_hint(format!("--recompute '{}=always' recomputes all of it", whole.path)));
+            .with_hint(format!(
+                "--recompute '{}={}' is about all of it",
+                whole.path,
+                own.policy.name()
+            )));
         }
     }
     for own in all {
@@ -65,20 +69,20 @@ pub(super) fn check(
             .with_hint("`model-analyze inspect` lists calls and their classes"));
         }
     }
-    let with = |policy| all.iter().filter(move |own| own.policy == policy);
-    for always in with(RecomputePolicy::Always) {
-        for never in with(RecomputePolicy::Never) {
-            let never_operators = operators(never, graph);
-            let is_both = |own: Range<u32>| {
-                never_operators.iter().any(|other| own.start < other.end && other.start < own.end)
-            };
-            if operators(always, graph).into_iter().any(is_both) {
+    for (index, again) in all.iter().enumerate().filter(|(_, own)| own.policy.is_again()) {
+        // Two that are both recomputed are told once.
+        let differs = |(other, own): &(usize, &RecomputedCalls)| {
+            own.policy != again.policy && (own.policy == RecomputePolicy::Never || *other > index)
+        };
+        for (_, other) in all.iter().enumerate().filter(differs) {
+            let others = operators(other, graph);
+            let is_both =
+                |own: Range<u32>| others.iter().any(|other| own.start < other.end && other.start < own.end);
+            if operators(again, graph).into_iter().any(is_both) {
                 return Err(Failure::input(format!(
-                    "--recompute {always} and --recompute {never} are about the same calls"
+                    "--recompute {again} and --recompute {other} are about the same calls"
                 ))
-                .with_hint(
-                    "a call that is always recomputed is recomputed as one unit, with all that it calls",
-                ));
+                .with_hint("a call that is recomputed is recomputed as one unit, with all that it calls"));
             }
         }
     }
@@ -88,22 +92,32 @@ pub(super) fn check(
 /// Checks the recomputed blocks of a plan against its policies.
 pub(super) fn check_kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Result<(), Failure> {
     let all = plan.constraints.iter().flat_map(|constraints| &constraints.recompute);
-    let again = plan.stages.iter().flat_map(|stage| &stage.recompute);
-    let mut is_again = vec![false; graph.operators.len()];
-    for operator in again.flat_map(|name| operators_of(name, model, graph)) {
-        is_again[operator as usize] = true;
+    let mut done = vec![RecomputePolicy::Never; graph.operators.len()];
+    for stage in &plan.stages {
+        let light = stage.recompute_light.iter().map(|name| (name, RecomputePolicy::Light));
+        let again = stage.recompute.iter().map(|name| (name, RecomputePolicy::Always));
+        for (name, policy) in again.chain(light) {
+            for operator in operators_of(name, model, graph) {
+                done[operator as usize] = policy;
+            }
+        }
     }
     for own in all {
-        let wanted = own.policy == RecomputePolicy::Always;
         let is_kept = |operator: u32| {
             let works = model.working_before(operator + 1) > model.working_before(operator);
-            !works || is_again[operator as usize] == wanted
+            // A block without a product has nothing to keep.
+            let done = done[operator as usize];
+            !works || done == own.policy || done.is_again() && own.policy == RecomputePolicy::Light
         };
         if let Some(operator) =
             operators(own, graph).into_iter().flatten().find(|operator| !is_kept(*operator))
         {
             let call = &graph.block(graph.operators[operator as usize].block).path;
-            let what = if wanted { "is not recomputed" } else { "is recomputed" };
+            let what = match done[operator as usize] {
+                RecomputePolicy::Never => "is not recomputed",
+                RecomputePolicy::Always => "is recomputed",
+                RecomputePolicy::Light => "is recomputed but for its products",
+            };
             return Err(Failure::input(format!("`{call}` {what}, which `recompute: {own}` does not allow"))
                 .with_hint("change the stages or the plan's `constraints`"));
         }

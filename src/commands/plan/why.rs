@@ -115,6 +115,15 @@ fn ends(solution: &Solution) -> Option<String> {
     (rest > 0.001 * step).then(|| format!("After the last of them {what} {}.", Seconds(rest)))
 }
 
+/// Tells how many of some recomputed blocks keep the results of their products.
+pub fn but_for_products(light: usize, recomputed: usize) -> String {
+    match light {
+        0 => String::new(),
+        _ if light == recomputed => " but for products".to_string(),
+        _ => format!(" ({light} of these but for products)"),
+    }
+}
+
 /// Reports recomputation and offload, and their cost.
 fn thrown_away(solution: &Solution) -> Option<String> {
     let part = if solution.chunks() > 1 { "chunk" } else { "stage" };
@@ -131,7 +140,12 @@ fn thrown_away(solution: &Solution) -> Option<String> {
                 if score.recompute_unit == RecomputeUnit::Stage {
                     return "saves only its inputs and recomputes all of its blocks".to_string();
                 }
-                format!("{verb} {count} of {} blocks", stage.blocks.len())
+                let but = if verb == "recomputes" {
+                    but_for_products(score.light.len(), count)
+                } else {
+                    String::new()
+                };
+                format!("{verb} {count} of {} blocks{but}", stage.blocks.len())
             })
             .collect();
         let cost =

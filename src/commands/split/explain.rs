@@ -3,7 +3,10 @@
 use schema::{Bytes, Seconds};
 
 use super::{Found, screen::compared};
-use crate::columns::{columns, table};
+use crate::{
+    columns::{columns, table},
+    commands::plan::but_for_products,
+};
 
 /// The most operations of the critical path that are listed.
 const CRITICAL: usize = 12;
@@ -37,7 +40,11 @@ fn bounds(found: &Found) -> String {
                 .join(", "),
             match stage.recompute.len() {
                 0 => String::new(),
-                n => format!("{n} of {} blocks", stage.blocks.len()),
+                n => format!(
+                    "{n} of {} blocks{}",
+                    stage.blocks.len(),
+                    but_for_products(stage.recompute_light.len(), n)
+                ),
             },
         ]);
     }
