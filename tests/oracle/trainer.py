@@ -142,7 +142,7 @@ class Trained:
 
 
 def whole_model(cases, model):
-    made = {"resnet_plain": lambda: processes.resnet(False), "idle": Idle}  # a loaded trace has gradients of zeros where nobody looks
+    made = {"resnet_plain": lambda: processes.resnet(False), "idle": Idle, "apart": Apart}  # a loaded trace has gradients of zeros where nobody looks
     return made[model]() if model in made else torch.jit.load(cases.models[model])
 
 
@@ -358,6 +358,51 @@ def without_gradients(cases):
         if changed:
             raise Failed(f"{changed} have no gradient, and changed")
     return "; ".join(said)
+
+
+class Apart(torch.nn.Module):
+    """Two towers side by side, with an output each."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        make = lambda: torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 10))  # noqa: E731
+        self.into, self.left, self.right = torch.nn.Conv2d(3, 8, 3, stride=4), make(), make()
+
+    def forward(self, x):
+        first = second = self.into(x).mean((2, 3))
+        for one, other in zip(self.left, self.right):
+            first, second = one(first), other(second)
+        return first, second
+
+
+LOSS = 'return torch.nn.functional.mse_loss(outputs[0], target["tokens"])'
+PARTS = """found = 4 * torch.nn.functional.mse_loss(outputs[0], target["tokens"])
+    return found + torch.nn.functional.mse_loss(outputs[1], target["tokens"]) if WHERE else found"""
+SOMETIMES = 'float(target["tokens"][0, 0]) > 0.8'
+
+
+def looks(cases, world, *arguments, where=SOMETIMES, new=PARTS, **about):
+    """What a micro-batch's loss does not look at has no gradient, in earlier stages, too: no weight decays there."""
+    if "apart" not in cases.models:
+        script = processes.module_of(processes.ROOT / "src/trace.py", "trace_script")
+        cases.models["apart"] = cases.place / "apart.pt"
+        traced, outputs = script.trace(Apart(), [(None, torch.randn(2, 3, 32, 32))])
+        script.save(traced, str(cases.models["apart"]), script.record(traced, about={"target": "apart"}, training=True, outputs=outputs))
+    return trains(cases, "apart", world, *arguments, count=4, old=LOSS, new=new.replace("WHERE", where), **about)
+
+
+def looks_refused(cases):
+    """Replicas that send messages in backward passes need losses that look at the same outputs; zeros of the rest are enough."""
+    sharding = ("--replicas", "2", "--sharding", "zero2", "--timeout", "60", *two(2))
+    try:
+        looks(cases, 2, *sharding, stages=1)
+    except Failed as error:
+        if "loss() of the task uses outputs[1] in one micro-batch and not in another, which --sharding zero2 does not support" not in str(error):
+            raise
+    else:
+        raise Failed("trained with messages that some replicas do not send")
+    return looks(cases, 2, *sharding, stages=1, new=PARTS.replace("if WHERE else found", f"* float({SOMETIMES})"))
 
 
 # A message of its own: a thread of gloo holds what it sends a little longer than it takes, as the machine's load has it.
@@ -680,6 +725,11 @@ def cases():
         ),
         "batch norms averaged": averaged,
         "parameters without gradients": without_gradients,
+        "outputs that no loss looks at": lambda c: looks(c, 2, *two(4), where="False"),
+        "outputs that some losses look at": lambda c: looks(c, 2, *zero_bubble, *two(4), stages=4),
+        "outputs that some losses look at, unequal": lambda c: looks(c, 3, "--replicas", "2,1", *two(2)),
+        "outputs that no loss looks at, zero3": lambda c: looks(c, 4, "--replicas", "2", "--sharding", "zero3", *two(2), where="False"),
+        "outputs that some losses look at, refused": looks_refused,
         "servers, alone": lambda c: serves(c, "resnet_plain", 2, "--replicas", "2", stages=1),
         "servers, tied 2x2": lambda c: serves(c, "gpt2_tiny", 4, "--replicas", "2"),
         "two levels": two_levels,
@@ -724,6 +774,8 @@ SELDOM = (
     "batch norms over replicas",
     "batch norms: a local mean is found",
     "batch norms: a local gradient is found",
+    "outputs that some losses look at, unequal",
+    "outputs that no loss looks at, zero3",
     "batch norms averaged",
     "servers, alone",
     "two levels: slices of one machine are found",

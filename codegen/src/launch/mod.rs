@@ -48,7 +48,7 @@ pub fn launch(launcher: Launcher, ranks: Ranks) -> File {
 const TRAIN: &str = include_str!("../train/train.py");
 
 /// Modules that `train.py` imports, each of which can be read and changed by itself.
-const PARTS: [(&str, &str); 33] = [
+const PARTS: [(&str, &str); 34] = [
     ("train_parts/batch_norm.py", include_str!("../train/parts/batch_norm.py")),
     ("train_parts/check.py", include_str!("../train/parts/check.py")),
     ("train_parts/checkpoints.py", include_str!("../train/parts/checkpoints.py")),
@@ -65,6 +65,7 @@ const PARTS: [(&str, &str); 33] = [
     ("train_parts/host_trace.py", include_str!("../train/parts/host_trace.py")),
     ("train_parts/launch.py", include_str!("../train/parts/launch.py")),
     ("train_parts/layout.py", include_str!("../train/parts/layout.py")),
+    ("train_parts/looks.py", include_str!("../train/parts/looks.py")),
     ("train_parts/offload.py", include_str!("../train/parts/offload.py")),
     ("train_parts/one_process.py", include_str!("../train/parts/one_process.py")),
     ("train_parts/options.py", include_str!("../train/parts/options.py")),

@@ -77,6 +77,7 @@ try:
     from train_parts.hangs import DOING, Watch
     from train_parts.launch import REPORTS, hangs_file, launch, report
     from train_parts.layout import Layout, splits_backward
+    from train_parts.looks import places_of
     from train_parts.offload import Offload
     from train_parts.one_process import merge, single
     from train_parts.options import options, settle
@@ -85,7 +86,7 @@ try:
     from train_parts.profile import PROFILE
     from train_parts.progress import Progress, about_gathered, about_host, about_kept, about_offload, about_slices, beside_prediction, found_slow, is_on
     from train_parts.saved import Saved
-    from train_parts.stages import STAGES, Wrapped, autocast, load_stage, read_manifest, seed_step
+    from train_parts.stages import STAGES, Wrapped, autocast, load_stage, looks_alike, read_manifest, seed_step
     from train_parts.stragglers import BUSY, Stragglers, about_slow
     from train_parts.sync import sum_gradients
     from train_parts.task import Task, find_task
@@ -307,6 +308,7 @@ class Run(Groups, Saved):
                 let_sync(module, STAGES / about["files"]["python"], self.norm_group)
             self.stages[held] = Wrapped(module, about, arguments, self.offload)
             self.stages[held].is_last = about["stage"] == last
+        self.looks_alike = looks_alike(manifest, arguments.form)
         self.modules = {held: wrapped.module for held, wrapped in self.stages.items()}
         self.cuts = Cuts(self.modules, manifest, self.shard_group is not None)
         self.pipelines = [
@@ -319,6 +321,7 @@ class Run(Groups, Saved):
         self.without_flush = None  # until the task's optimizer is known
         self.sync = self.make_sync(place)
         self.is_fully_shared = isinstance(self.sync, FullySharded)
+        self.looks = self.make_looks()
         for wrapped in self.stages.values() if self.is_fully_shared else ():
             wrapped.sharing = self.sync
         self.sends_slices = isinstance(self.sync, Sliced)
@@ -362,8 +365,11 @@ class Run(Groups, Saved):
         """Returns a micro-batch's part of the mean over `count` of them: by default over all pipelines of a step."""
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         DOING["pass"] = f"the loss after {DOING['pass']}"
+        places = places_of(outputs) if self.looks else None
         with self.arguments.trace.timed("stages"), autocast(self.arguments):
             loss = self.task.loss(outputs, target) / (count or self.arguments.micro_batches * self.layout.pipelines)
+        if self.looks:
+            self.looks.compare(loss, places)
         PROFILE.extend()  # it is part of the last stage's pass
         return self.update.scale.up(loss)
 

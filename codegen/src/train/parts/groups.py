@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from train_parts.fsdp import FullySharded
+from train_parts.looks import Looks
 from train_parts.priority import Sliced
 from train_parts.sync import Hierarchical, Mirrored, Served, Sharded, Sync
 from train_parts.update import NotFinite, named_parameters_of, parameter_at
@@ -123,6 +124,14 @@ class Groups:
             move_buffers(module, self.device)
         stages = [(module, self.manifest["stages"][stage]["blocks"]) for stage, module in self.modules.items()]
         return FullySharded(stages, groups, passes, tied, self.device, self.offload)
+
+    def make_looks(self):
+        """Returns the object that compares what losses look at, where replicas send messages in backward passes."""
+        arguments = self.arguments
+        how = f"--sharding {arguments.sharding}" if arguments.sharding in ("zero2", "zero3") else "--batch-norm sync" if arguments.batch_norm == "sync" else None
+        if how is None or max(self.layout.replicas) == 1:
+            return None
+        return Looks(self.groups.get(tuple(self.reporters)), self.device, how)
 
     def make_mirrored(self):
         tied = {(holder["stage"], holder["name"]) for tied in self.manifest["tied"] for holder in tied["holders"]}

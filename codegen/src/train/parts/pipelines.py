@@ -51,6 +51,7 @@ def make_stage_class():
             outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
             gradients = [None] * len(outputs) if gradients is None else list(gradients)
             pairs = [(o, g) for o, g in zip(outputs, gradients) if o.requires_grad]
+            pairs = pairs if self.is_last else self.present(pairs)
             self.submod.trace.count_pass()
             with self.submod.trace.timed("stages"):
                 if pairs:
@@ -62,10 +63,14 @@ def make_stage_class():
             # The runtime sends a gradient for each received tensor.
             received = len(self.args_recv_info[0]) if not self.is_first else 0
             for index in range(min(received, len(found))):
-                if found[index] is None:
-                    found[index] = torch.zeros_like(inputs[index])
-                found[index] = found[index].contiguous()
+                found[index] = no_gradient(inputs[index]) if found[index] is None else found[index].contiguous()
             return tuple(found), None
+
+        def present(self, pairs):
+            """Returns the outputs that have a gradient, with it; the same ones in each pass if that cannot change."""
+            has = self.has_gradients or have_gradients([gradient for _, gradient in pairs])
+            self.has_gradients = has if self.is_alike else None
+            return [pair for pair, is_there in zip(pairs, has) if is_there]
 
     return Stage
 
@@ -128,6 +133,7 @@ class Pipeline:
             args = {"input_args": metas[stage][0], "output_args": metas[stage][1], "group": self.group}
             made.append(cls(wrapped, stage, count, run.device, **args))
             made[-1].pipeline, made[-1].queues, made[-1].numbers = self.number, {}, {}
+            made[-1].is_alike, made[-1].has_gradients = run.looks_alike, None
             if run.layout.copies > 1:
                 in_group = sorted(self.ranks)
                 made[-1].stage_index_to_group_rank = {stage: in_group.index(rank) for stage, rank in self.owner.items()}
@@ -157,6 +163,25 @@ class Pipeline:
         target = torch.arange(run.arguments.micro_batches) if has_last else None
         self.schedule.step(target=target, losses=losses if has_last else None, return_outputs=False)
         return sum(float(loss.detach()) for loss in losses) if has_last else None
+
+
+# What takes the place of a gradient that a received value does not have: NaN with a number of its own in its bits, by the
+# bytes of an element. Zeros would do for sums, but not for the optimizer, which moves a parameter that has a gradient of
+# zeros (weight decay, momentum) and leaves alone one that has none.
+NONE = {2: (torch.int16, 0x7FDE), 4: (torch.int32, 0x7FC0DE1F), 8: (torch.int64, 0x7FF8C0DE1F2E3D4C)}
+
+
+def no_gradient(tensor):
+    """Returns what is sent for a value that has no gradient; whoever computes with it by mistake gets NaN."""
+    kind, bits = NONE[tensor.element_size()]
+    return torch.full(tensor.shape, bits, dtype=kind, device=tensor.device).view(tensor.dtype)
+
+
+def have_gradients(gradients):
+    """Tells which of the received gradients are some; on a GPU the host waits for them, once."""
+    firsts = [(gradient.reshape(-1)[:1].view(NONE[gradient.element_size()][0]) != NONE[gradient.element_size()][1]).any() for gradient in gradients if gradient.numel()]
+    found = iter(torch.stack(firsts).tolist() if firsts else ())
+    return [next(found) if gradient.numel() else True for gradient in gradients]
 
 
 def form_of_tensor(tensor):

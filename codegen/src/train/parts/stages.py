@@ -133,6 +133,14 @@ def load_stage(about, form, device, waits=False, groups=(), offload=None):
         sys.exit(f"{HERE / weights} was changed after it was written{CHANGED}")
 
 
+def looks_alike(manifest, form):
+    """Tells whether all micro-batches have gradients of the same values: a loss may look at some of several outputs, and
+    control flow may take another branch."""
+    texts = [(STAGES / about["files"]["python"]).read_text() for about in manifest["stages"] if form_of(about, form) == "python"]
+    is_straight = len(texts) == len(manifest["stages"]) and not any("_scripted" in text for text in texts)
+    return is_straight and len(manifest["stages"][-1]["outputs"]) == 1
+
+
 def encode(tensor):
     """Encodes any tensor as a floating one, without loss: the runtime sends gradients back for all received tensors."""
     if tensor.is_floating_point():
