@@ -367,7 +367,19 @@ def from_weights(cases):
     """One process begins with the weights of --from, too."""
     path, run = task(cases.place, "picture"), Trained(cases, "resnet_plain", 2)
     run.run(2, "--task", path, *two(4), "--steps", "1", "--save", "begun")
-    (many, _), (one, _) = (run.run(world, "--task", path, *two(4), "--steps", "2", "--from", "begun", *how) for world, how in ((2, ()), (1, ("--single",))))
+    begins = lambda source, world=2, **fails: run.run(world, "--task", path, *two(4), "--steps", "2", "--from", source, *(("--single",) * (world == 1)), **fails)  # noqa: E731
+    (many, _), (one, _) = begins("begun"), begins("begun", 1)
+    state = run.merged("begun")
+    wrapped = {f"module.{name}": value for name, value in state.items()}
+    for name, value in {"nested": {"epoch": 1, "state_dict": wrapped}, "two": {"model": state, "ema": state}, "other": {"x": state["fc.bias"]}}.items():
+        torch.save(value, run.out / f"{name}.pt")
+    nested, text = begins("nested.pt")
+    near([line["loss"] for line in many], [line["loss"] for line in nested], "losses", 0.0)
+    if "names in nested.pt begin with `state_dict.module.`" not in text:
+        raise Failed(text)
+    for name, message in {"two": "it has as many of the model's parameters under `ema.` and `model.`", "other": "and has 1 tensors of other names, as `x`"}.items():
+        if message not in (text := begins(f"{name}.pt", fails=True)[1]) or "Traceback" in text:
+            raise Failed(text)
     return f"losses differ by {near([line['loss'] for line in many], [line['loss'] for line in one], 'losses', 1e-6):.0e}"
 
 

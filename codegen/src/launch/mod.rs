@@ -48,7 +48,7 @@ pub fn launch(launcher: Launcher, ranks: Ranks) -> File {
 const TRAIN: &str = include_str!("../train/train.py");
 
 /// Modules that `train.py` imports, each of which can be read and changed by itself.
-const PARTS: [(&str, &str); 34] = [
+const PARTS: [(&str, &str); 35] = [
     ("train_parts/batch_norm.py", include_str!("../train/parts/batch_norm.py")),
     ("train_parts/check.py", include_str!("../train/parts/check.py")),
     ("train_parts/checkpoints.py", include_str!("../train/parts/checkpoints.py")),
@@ -81,6 +81,7 @@ const PARTS: [(&str, &str); 34] = [
     ("train_parts/update.py", include_str!("../train/parts/update.py")),
     ("train_parts/validation.py", include_str!("../train/parts/validation.py")),
     ("train_parts/versions.py", include_str!("../train/parts/versions.py")),
+    ("train_parts/weights.py", include_str!("../train/parts/weights.py")),
     ("train_parts/without_flush.py", include_str!("../train/parts/without_flush.py")),
     ("train_parts/written.py", include_str!("../train/parts/written.py")),
 ];

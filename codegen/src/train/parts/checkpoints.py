@@ -204,45 +204,6 @@ def save_pretrained(state, folder, like):
     return state
 
 
-class Weights:
-    """A model's weights by name, in a file of safetensors or of torch, in a folder of checkpoints, in one of them, or in
-    a folder of safetensors as transformers writes it."""
-
-    def __init__(self, path):
-        path = Path(path)
-        source = path if (path / ".metadata").is_file() else last_checkpoint(path) if path.is_dir() else None
-        files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) if source is None else []
-        if files and files[0].suffix == ".safetensors":
-            from safetensors import safe_open
-
-            places = {name: file for file in (safe_open(file, framework="pt") for file in files) for name in file.keys()}
-            self.names, self.read = set(places), lambda name: places[name].get_tensor(name)
-        elif source is not None or path.is_file():
-            state = model_in(source) if source else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            self.names, self.read = set(state), state.__getitem__
-        else:
-            sys.exit(f"--from {path}: neither a file of weights nor a folder of checkpoints or of safetensors")
-        self.path, self.lacking = path, []
-
-    @torch.no_grad()
-    def fill(self, names, target, is_buffer):
-        """Fills a tensor, or a part of one, of which a file may have any of its names.
-
-        A buffer that it lacks stays as it is, for many are no part of a model's weights.
-        """
-        name = next((name for name in names if name in self.names), None)
-        if name is None:
-            if not is_buffer:
-                sys.exit(f"--from {self.path}: it lacks `{names[0]}`")
-            self.lacking.append(names[0])
-            return
-        value = self.read(name)
-        if value.shape != target.shape:
-            sys.exit(f"--from {self.path}: it has `{name}` as {list(value.shape)}, not {list(target.shape)}")
-        for begin, values in target.boxes if isinstance(target, Part) else [([0] * value.dim(), target)]:
-            values.copy_(value[tuple(slice(at, at + size) for at, size in zip(begin, values.shape))])
-
-
 # -- parts of tensors
 
 

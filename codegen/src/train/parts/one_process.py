@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from train_parts.checkpoints import Weights, last_checkpoint, model_in, save_pretrained
+from train_parts.checkpoints import last_checkpoint, model_in, save_pretrained
 from train_parts.data import Batches, whole_batch
 from train_parts.layout import replicas_of
 from train_parts.progress import Progress
@@ -14,6 +14,7 @@ from train_parts.saved import names_of, tell_lacking
 from train_parts.stages import autocast, load_stage, seed_pass, seed_step
 from train_parts.task import Task
 from train_parts.update import NotFinite, Update, is_scaled
+from train_parts.weights import Weights
 
 
 def single(arguments, manifest):
@@ -21,7 +22,7 @@ def single(arguments, manifest):
     task = Task(manifest, arguments)
     stages = [load_stage(about, arguments.form, arguments.device) for about in manifest["stages"]]
     if arguments.weights:
-        weights = Weights(arguments.weights)
+        weights = Weights(arguments.weights, manifest)
         for number, stage in enumerate(stages):
             for name, tensor in stage.state_dict(keep_vars=True).items():
                 weights.fill(names_of(manifest, number, stage, name), tensor.detach(), name in manifest["stages"][number]["buffers"])

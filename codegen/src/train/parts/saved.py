@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from train_parts.checkpoints import ABOUT, Part, Weights, flat_part, last_checkpoint, load_into, tensors_in
+from train_parts.checkpoints import ABOUT, Part, flat_part, last_checkpoint, load_into, tensors_in
 from train_parts.data import compare_loaders
 from train_parts.stages import note
+from train_parts.weights import Weights
 
 
 class Saved:
@@ -83,7 +84,7 @@ class Saved:
 
     def begin_with(self, path):
         """Loads the model's weights from a file, or from a folder of checkpoints."""
-        weights = Weights(path)
+        weights = Weights(path, self.manifest)
         for held, module in self.modules.items():
             stage = held % self.layout.count
             for name, tensor in module.state_dict(keep_vars=True).items():
