@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -289,6 +290,9 @@ def refused(cases):
         "no such file": ("nowhere.py",),
         "returned 7 rows": (picture(old="torch.randn(samples, 3", new="torch.randn(samples - 1, 3"),),
         "target()['tokens'] of the task returned 7 rows": (picture(old="torch.randn(samples, 10", new="torch.randn(samples - 1, 10"),),
+        "target() of the task returned a list of 8 tensors of 8 rows each": (
+            picture(old='return {"tokens": torch.randn(samples, 10, generator=generator)}', new="return [torch.randn(samples, 10) for _ in range(samples)]"),
+        ),
         "loader() of the task gives batches of 3": (loading(cases.place, more=LOADER.replace("SHUFFLE", "False").replace("=samples,", "=3,")),),
         "the last batch of loader() has 2 samples of 8": (loading(cases.place, more=LOADER.replace("SHUFFLE", "False").replace("drop_last=True", "drop_last=False")),),
         "loader() of the task gives no batch": (loading(cases.place, more="\n\ndef loader(*_):\n    return []\n"),),
@@ -363,8 +367,60 @@ def another_optimizer(cases):
     return "refused, and said"
 
 
+def rests(cases):
+    """A last batch of fewer samples is told for what it is; where an epoch has too few samples for one more, the next one begins."""
+    run, few = Trained(cases, "resnet_plain", 2), "drop_last=True, shuffle=SHUFFLE"
+    assert few in LOADER
+    streamed = LOADER.replace("torch.utils.data.Dataset)", "torch.utils.data.IterableDataset)").replace("def __len__(self):\n        return len(self.numbers)", "def __iter__(self):\n        return map(self.__getitem__, range(len(self.numbers)))")
+    _, text = run.run(2, "--task", loading(cases.place, more=streamed.replace(few, "num_workers=1, persistent_workers=True")), *two(4), fails=True)
+    for said in ("the dataset of loader() does not tell how many samples it has", "workers of loader() persist", "returned 2 rows of `x`, 8 are needed (8 samples per step); leave a last batch of fewer samples out"):
+        if said not in text or "Traceback" in text:
+            raise Failed(f"not `{said}`: {text}")
+    path = loading(cases.place)
+    run.run(2, "--task", path, *two(4), "--steps", "4", "--save", "rest")
+    _, text = run.run(2, "--task", path, *two(16), "--steps", "6", "--save", "rest", "--resume")
+    if "resumed after step 4" not in text:
+        raise Failed(text)
+    return "told, and gone on"
+
+
+def saving_is_no_step(cases):
+    """The time of a checkpoint is not the next step's."""
+    run = Trained(cases, "resnet_plain", 1)
+    place = run.out / "train_parts" / "checkpoints.py"
+    text, begins = place.read_text(), '        self.wait()\n        name = f"step_'
+    assert text.count(begins) == 1
+    place.write_text(text.replace(begins, f'        __import__("time").sleep(2.0)\n{begins}'))
+    try:
+        lines, _ = run.run(1, "--task", task(cases.place, "picture"), *two(4), "--steps", "3", "--save", "slowly", "--save-every", "1", "--allow-changes")
+    finally:
+        place.write_text(text)
+    if max(line["seconds"] for line in lines[1:]) >= 2.0:
+        raise Failed(f"{[line['seconds'] for line in lines]} s")
+    return f"a step took {lines[-1]['seconds']:.2f} s"
+
+
+def interrupted(cases):
+    """Ctrl-C reaches the launcher and its ranks: what is printed last says so, without a stack of each rank."""
+    run = Trained(cases, "resnet_plain", 2)
+    started = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "train.py", "--allow-eval", "--device", "cpu", "--steps", "1000000"],
+        cwd=run.out, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )
+    text = ""
+    while not re.search("^step 3 ", text, re.MULTILINE):
+        if not (line := started.stdout.readline()):
+            raise Failed(text)
+        text += line
+    os.killpg(started.pid, signal.SIGINT)
+    text += started.communicate(timeout=20)[0]
+    if not text.splitlines()[-1].startswith("stopped (SIGINT); resume from the last checkpoint with: python train.py") or "KeyboardInterrupt" in text:
+        raise Failed(text)
+    return "in one line"
+
+
 def from_weights(cases):
-    """One process begins with the weights of --from, too."""
+    """One process begins with the weights of --from, too, also where they stand in a dict beside others, and under more names."""
     path, run = task(cases.place, "picture"), Trained(cases, "resnet_plain", 2)
     run.run(2, "--task", path, *two(4), "--steps", "1", "--save", "begun")
     begins = lambda source, world=2, **fails: run.run(world, "--task", path, *two(4), "--steps", "2", "--from", source, *(("--single",) * (world == 1)), **fails)  # noqa: E731
@@ -658,6 +714,9 @@ def cases():
         "resume, kept checkpoints": kept,
         "resume, killed between two names": killed_between,
         "a task's faults": refused,
+        "what is left of an epoch": rests,
+        "a checkpoint's time": saving_is_no_step,
+        "Ctrl-C": interrupted,
         "not finite": not_finite,
         "sizes that depend on the data": sized_by_data,
         "validation, batch norm": lambda c: validated(c, "resnet", 2, 1),

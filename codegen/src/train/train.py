@@ -114,6 +114,8 @@ def train(arguments, manifest):
 
     # A handler would wait until a collective returns to Python; this script's own launcher needs no message.
     signal.signal(signal.SIGTERM, signal.SIG_DFL if is_launched else ended)
+    if is_launched:  # Ctrl-C ends ranks and launcher, which says so
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if arguments.device == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
         need_gpus(local + 1)
@@ -218,6 +220,8 @@ def steps(run, arguments):
             DOING["pass"] = f"the checkpoint after step {step + 1}"
             run.save(step + 1)
             DOING["saving"] = run.checkpoints
+            if progress:
+                progress.go_on()
     if run.checkpoints:
         run.checkpoints.wait()
     sliced = about_slices(run) if run.sends_slices else None

@@ -42,7 +42,7 @@ class Batches:
         return split(self.task, make(step, samples), samples, count)[self.replica * self.count :][: self.count]
 
     def cut(self, inputs, targets):
-        made = split_inputs(self.task, inputs, self.samples, self.count, "loader()")
+        made = split_inputs(self.task, inputs, self.samples, self.count, "loader()", self.loader.taken > 1)
         return made, split_targets(self.task, targets, self.samples, self.count, "the targets of loader()")
 
 
@@ -71,6 +71,11 @@ class Loader:
         if size is not None and not getattr(self.iterable, "drop_last", True) and hasattr(sampler, "__len__"):
             if rest := len(sampler) % size:
                 sys.exit(f"the last batch of {self.name} has {rest} samples of {size}: give the DataLoader drop_last=True")
+        if isinstance(self.iterable, torch.utils.data.DataLoader):
+            if isinstance(self.iterable.dataset, torch.utils.data.IterableDataset) and size is not None and not self.iterable.drop_last:
+                note(f"the dataset of {self.name} does not tell how many samples it has: without drop_last=True a last batch of fewer would end the run")
+            if self.iterable.persistent_workers:
+                note(f"workers of {self.name} persist, so random numbers that they draw are other ones after --resume: without persistent_workers they are the same")
 
     def begin(self, epoch, taken=0):
         """Starts an epoch, after `taken` of its batches."""
@@ -89,7 +94,7 @@ class Loader:
                 sys.exit(f"{self.name} of the task returns {type(self.iterable).__name__}, which is not iterable")
         for number in range(taken + 1):
             self.batch = self.fetch(number)
-        if self.batch is None:
+        if self.batch is None and not taken:
             again = "" if epoch == 0 else f" in epoch {epoch + 1}: return an iterable that can be iterated repeatedly"
             sys.exit(f"{self.name} of the task gives no batch{again}")
 
@@ -187,7 +192,7 @@ def takes_replica(function):
     return len(inspect.signature(function).parameters) >= 4
 
 
-def split_inputs(task, inputs, samples, count, place="inputs()"):
+def split_inputs(task, inputs, samples, count, place="inputs()", is_later=False):
     """Cuts inputs along their first dimension; an input without samples is passed whole to each micro-batch.
 
     An input has samples if its first size in the trace was that of the first input, or a multiple of it. A size that is
@@ -214,10 +219,10 @@ def split_inputs(task, inputs, samples, count, place="inputs()"):
             if has_samples and value.shape[0] == wanted:
                 pieces = value.chunk(count)
             elif value.shape[0] != traced or traced == task.traced:
-                sys.exit(
-                    f"{place} of the task returned {value.shape[0]} rows of `{about['name']}`, {wanted} are needed "
-                    f"({samples} samples per step); name it in a list `whole` if each micro-batch takes all of it"
-                )
+                hint = "name it in a list `whole` if each micro-batch takes all of it"
+                if is_later and value.shape[0] < wanted:  # earlier batches of the loader had all
+                    hint = "leave a last batch of fewer samples out, as a DataLoader does with drop_last=True"
+                sys.exit(f"{place} of the task returned {value.shape[0]} rows of `{about['name']}`, {wanted} are needed ({samples} samples per step); {hint}")
         for part, piece in zip(parts, pieces):
             part[about["name"]] = piece
     return parts
@@ -236,6 +241,11 @@ def split_targets(task, value, samples, count, place="target()"):
         return [{key: items[index] for key, items in parts.items()} for index in range(count)]
     if isinstance(value, (list, tuple)):
         is_cut = value and all(isinstance(item, torch.Tensor) and item.dim() and len(item) == samples for item in value)
+        if is_cut and len(value) == samples and count > 1:
+            sys.exit(
+                f"{place} of the task returned a list of {samples} tensors of {samples} rows each, for {samples} samples: one for each sample, or with "
+                "a row for each? Stack those of samples to one tensor, or give a dict for each; name those with rows in a dict"
+            )
         if not is_cut and len(value) == samples:
             size = samples // count
             return [value[at * size : (at + 1) * size] for at in range(count)]

@@ -48,6 +48,10 @@ class Progress:
         text = ", ".join(f"{name} {value:.6g}" for name, value in values.items()) if values else "no batch"
         print(f"validation after step {step}: {text} ({samples} samples)", flush=True)
         self.write({"step": step, "validation": values, "samples": samples})
+        self.go_on()
+
+    def go_on(self):
+        """Begins the next step's time, after other work."""
         self.before = time.perf_counter()
 
     def write(self, values):

@@ -121,6 +121,11 @@ class Saved:
             for batches in self.batches.values():
                 own = batches.loader.samples * self.layout.pipelines
                 batches.loader.begin(position["epoch"], position["samples"] // own)
+            # With larger batches what is left of an epoch may be too little for one.
+            ended = torch.tensor(float(any(batches.loader.has_ended for batches in self.batches.values())), device=self.device)
+            dist.all_reduce(ended)
+            for batches in self.batches.values() if ended else ():
+                batches.loader.begin(position["epoch"] + 1)
             compare_loaders(self)
         if self.rank == 0:
             print(f"resumed after step {self.start}", file=sys.stderr, flush=True)

@@ -34,10 +34,10 @@ class Validation:
             self.cut(loader.batch)
         compare_loaders(run, self.loaders)
 
-    def cut(self, batch):
+    def cut(self, batch, is_later=False):
         task, count = self.run.task, self.run.arguments.micro_batches
         inputs, targets = batch
-        made = split_inputs(task, inputs, self.samples, count, "validation()")
+        made = split_inputs(task, inputs, self.samples, count, "validation()", is_later)
         return made, split_targets(task, targets, self.samples, count, "the targets of validation()")
 
     @torch.no_grad()
@@ -80,7 +80,7 @@ class Validation:
         parts = [{}] * run.arguments.micro_batches, [None] * run.arguments.micro_batches
         if pipeline.number in self.loaders:
             loader = self.loaders[pipeline.number]
-            parts = moved(self.cut(loader.take(object())), run.device)
+            parts = moved(self.cut(loader.take(object()), loader.taken > 1), run.device)
         sent, outputs = [], ()
         for part, target in zip(*parts):
             for stage, wrapped in sorted(pipeline.stages.items()):
