@@ -467,6 +467,13 @@ with torch.no_grad():
     let (output, answer) = verify(&out, &["--steps", "0"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!((&answer["ok"], &answer["steps"]), (&true.into(), &0.into()));
+    for asked in [&["--check"][..], &["--steps", "1", "--allow-eval"], &["--single", "--allow-eval"]] {
+        let output = Command::new(&python).arg(out.join("train.py")).args(asked).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with(&format!("the model cannot be trained: {reason}; ")), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
 }
 
 #[test]

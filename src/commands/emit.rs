@@ -293,9 +293,10 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
             "the plan is for inference: its time and memory are not those of train.py, which trains",
         );
     }
-    if let Some(reason) = model.without_derivative() {
+    let untrainable = model.without_derivative();
+    if let Some(reason) = &untrainable {
         crate::failure::note(format!(
-            "{reason}: the stages run forward passes, and train.py fails in the backward pass"
+            "{reason}: the stages run forward passes, and train.py refuses to train them"
         ));
     }
     if let Some(plan) = plan {
@@ -318,6 +319,7 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
         plan,
         (&request.launchers, shards, expert_parallel),
         has_python,
+        untrainable.as_deref(),
     );
     cut.files.extend(beside);
     codegen::sign(&mut cut.files, &cut.about);

@@ -122,6 +122,8 @@ pub struct Defaults<'a> {
     pub offload: Option<OffloadMode>,
     /// The predicted step.
     pub prediction: Option<Prediction>,
+    /// What of the model no backward pass gets through, in words.
+    pub untrainable: Option<&'a str>,
 }
 
 /// The plan's prediction of a step.
@@ -175,6 +177,7 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     let micro_batch_size = defaults.micro_batch_size.map_or("None".into(), |samples| samples.to_string());
     let schedule = defaults.schedule.and_then(torch_name).map_or("None".into(), |name| format!("\"{name}\""));
     let planned = defaults.planned.map_or("None".into(), python_quoted);
+    let untrainable = defaults.untrainable.map_or("None".into(), python_quoted);
     let vertical_sync = if defaults.vertical_sync { "True" } else { "False" };
     let sharding = match defaults.sharding {
         None | Some(ShardingLevel::None) => "None",
@@ -205,7 +208,7 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     let defaults = format!(
         "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"micro_batch_size\": {micro_batch_size}, \"replicas\": \"{replicas}\", \"ranks\": {ranks}, \"schedule\": {schedule}, \
          \"vertical_sync\": {vertical_sync}, \
-         \"sharding\": {sharding}, \"sharding_group\": {sharding_group}, \"sync\": {sync}, \"slice\": {slice}, \"collective\": {collective}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}}}"
+         \"sharding\": {sharding}, \"sharding_group\": {sharding_group}, \"sync\": {sync}, \"slice\": {slice}, \"collective\": {collective}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}, \"untrainable\": {untrainable}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
@@ -275,6 +278,7 @@ mod tests {
             collective: Some(CollectiveKind::Hierarchical),
             offload: Some(OffloadMode::NonBlocking),
             prediction: Some(prediction),
+            untrainable: Some("torch has no derivative of aten::heaviside"),
         };
         let text = text(&train_script(&defaults));
         let expected = "DEFAULTS = {\"micro_batches\": 8, \"micro_batch_size\": 4, \"replicas\": \"2,1\", \"ranks\": [[0, 2], [1]], \"schedule\": \"GPipe\", \
@@ -283,7 +287,8 @@ mod tests {
         let line = text.lines().find(|line| line.starts_with("DEFAULTS")).unwrap();
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");
         assert!(
-            line.contains("\"names\": [\"t4\", \"teslat4\"], \"count\": 2, \"peak\": {\"float32\": 1.62e13}, \"charged\": 0.0002, \"host\": [(0, 0.5), (0.001, 0.75)]"),
+            line.contains("\"names\": [\"t4\", \"teslat4\"], \"count\": 2, \"peak\": {\"float32\": 1.62e13}, \"charged\": 0.0002, \"host\": [(0, 0.5), (0.001, 0.75)]")
+                && line.ends_with("\"untrainable\": \"torch has no derivative of aten::heaviside\"}"),
             "{line}"
         );
     }

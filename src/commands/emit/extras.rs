@@ -14,7 +14,8 @@ use crate::{
 };
 
 /// Returns all files outside `stages/`, and notes about files that could not be written. Launchers start `shards` ranks
-/// per replica of a stage, which may each have a part of the samples and of the experts.
+/// per replica of a stage, which may each have a part of the samples and of the experts; `untrainable` says what no backward
+/// pass gets through.
 pub fn extras(
     program: &Program,
     assignment: &Assignment,
@@ -22,6 +23,7 @@ pub fn extras(
     plan: Option<&Plan>,
     (launchers, shards, expert_parallel): (&[Launcher], usize, usize),
     has_python: bool,
+    untrainable: Option<&str>,
 ) -> (Vec<File>, Vec<String>) {
     let mut notes = Vec::new();
     let ranks_of = plan.map_or_else(|| (0..pipeline.stages.len()).collect(), Plan::ranks);
@@ -118,6 +120,7 @@ pub fn extras(
         collective: plan.and_then(collective),
         offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
+        untrainable,
     }));
     let ranks = ranks(plan, groups.iter().sum::<usize>() * shards);
     files.extend(launchers.iter().map(|launcher| codegen::launch(*launcher, ranks)));

@@ -77,6 +77,8 @@ def options(text, plan):
 def settle(arguments, manifest):
     """Adds the values that follow from the plan, the folder and the other options; refuses impossible combinations."""
     plan = arguments.plan
+    if plan.get("untrainable") and not arguments.merge:
+        sys.exit(f"the model cannot be trained: {plan['untrainable']}; `model-analyze verify --steps 0` compares what the stages compute")
     if not (manifest["training"] or arguments.allow_eval or arguments.merge or arguments.check):
         sys.exit(
             "the model was traced in eval mode, so dropout is off and statistics of batch norms are fixed: trace it with "
