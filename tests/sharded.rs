@@ -81,6 +81,9 @@ fn what_split_writes_trains_as_one_process_does() {
     assert!(exchanges.len() >= 3, "{said}");
     assert!(exchanges.iter().all(|one| one["planned_bytes"] == one["bytes"]), "{said}");
     assert!(answer["proved"]["exchanges"].as_u64().is_some_and(|n| n > 10), "{said}");
+    let (is_same, said) = command(&["verify", folder, "--steps", "0"]);
+    let uncompared = "what all ranks hold and what they exchange NOT compared: there was no step";
+    assert!(is_same && said.contains(uncompared) && !said.contains("replicated"), "{said}");
     // Frameworks that share layers by themselves are told how many devices do; for others nothing is written.
     let export = |name: &str| fs::read_to_string(out.join("exports").join(name));
     assert!(export("megatron.txt").unwrap().contains("--tensor-model-parallel-size 2"));

@@ -414,8 +414,13 @@ fn of_form(form: &VerifiedForm) -> String {
     } else {
         text.push_str(&format!("{:11}  gradients and losses NOT compared: there was no step\n", ""));
     }
-    if let Some(shards) = &form.shards {
-        text.push_str(&of_shards(shards));
+    match &form.shards {
+        Some(_) if form.steps == 0 => text.push_str(&format!(
+            "{:11}  what all ranks hold and what they exchange NOT compared: there was no step\n",
+            ""
+        )),
+        Some(shards) => text.push_str(&of_shards(shards)),
+        None => {}
     }
     let is_lost = |(whole, stages): &(f64, f64)| !whole.is_finite() && !stages.is_finite();
     if let Some(step) = form.losses.iter().position(is_lost) {
