@@ -114,6 +114,36 @@ def resnet(normalised):
     return model.train()
 
 
+class Ahead(torch.nn.Module):
+    """Returns values and a matrix that has a Cholesky factor, which zeros have not."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        h = self.linear(x)
+        return h, h.transpose(1, 2) @ h + torch.eye(6)
+
+
+class Behind(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 3)
+
+    def forward(self, h, matrix):
+        return self.linear(h @ torch.linalg.cholesky(matrix))
+
+
+class Received(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ahead, self.behind = Ahead(), Behind()
+
+    def forward(self, x):
+        return self.behind(*self.ahead(x))
+
+
 def make_models(place):
     script = module_of(ROOT / "src/trace.py", "trace_script")
     models = {name: ROOT / f"fixtures/traces/{name}.pt" for name in ("unet_small", "bert_tiny", "gpt2_tiny", "lstm_seq2seq_small")}
@@ -125,6 +155,10 @@ def make_models(place):
     traced, outputs = script.trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid()), [(None, torch.randn(2, 3))])
     models["no_parameters"] = place / "no_parameters.pt"
     script.save(traced, str(models["no_parameters"]), script.record(traced, about={"target": "no_parameters"}, training=False, outputs=outputs))
+    torch.manual_seed(4)
+    traced, outputs = script.trace(Received().train(), [(None, torch.randn(2, 4, 6))])
+    models["received"] = place / "received.pt"
+    script.save(traced, str(models["received"]), script.record(traced, about={"target": "received"}, training=True, outputs=outputs))
     (place / "task.py").write_text(TASK)
     return models
 
@@ -437,6 +471,8 @@ def cases():
             "resnet", four, 2, "--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble", *table(4), count=4,
             task=c.task,
         ),
+        # What a stage receives is what the other has made, also when it learns the sizes.
+        "received 2": lambda c: c.same("received", ("--cut", "behind"), 2, *table(4), count=4),
         "resnet merge": merged,
         # Replicas: two pipelines of two stages, then two and one, one and two, side by side.
         "resnet 2x2 big batch": two_by_two,

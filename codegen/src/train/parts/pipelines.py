@@ -91,10 +91,10 @@ class Pipeline:
         """Sends one micro-batch through, so that each rank learns the sizes at its boundaries.
 
         torch's own inference calls the stages with zeros, which changes batch-norm statistics, and fails if sizes are
-        sent as tensors. Floats are sent as sizes only, integers with their values.
+        sent as tensors, or if zeros have no result, such as a Cholesky factor. So stages get what others computed.
         """
         run, count, owner = self.run, len(self.run.manifest["stages"]), self.owner
-        received, metas = None, {}
+        outputs, metas = [], {}
         buffers = [(name, b, b.clone()) for wrapped in run.stages.values() for name, b in wrapped.module.named_buffers()]
         states = torch.random.get_rng_state()
         for stage in range(count):
@@ -103,20 +103,26 @@ class Pipeline:
             if stage and owner[stage - 1] != run.rank:
                 box = [None]
                 dist.recv_object_list(box, src=owner[stage - 1], group=self.group, device=run.object_device)
-                received = box[0]
+                sizes, dtypes, before = box[0]
+                outputs = [torch.empty(shape, dtype=dtype, device=run.device) for shape, dtype in sizes]
+                for tensor in outputs:
+                    dist.recv(tensor, src=owner[stage - 1], group=self.group)
             wrapped = self.stages[stage]
-            arguments = [made.to(run.device) for made in rebuild(received)] if stage else []
+            arguments = outputs
             if stage:
-                wrapped.dtypes = received[1]
+                wrapped.dtypes = dtypes
             with torch.no_grad(), Operations() as operations:
                 outputs = wrapped(*arguments, **micro_batch)
-            run.operations = operations.count + (received[2] if stage else 0)  # of a forward pass up to this stage
+            run.operations = operations.count + (before if stage else 0)  # of a forward pass up to this stage
             arguments = run.first_arguments(micro_batch) if stage == 0 else arguments
             metas[stage] = (tuple(map(form_of_tensor, arguments)), tuple(map(form_of_tensor, outputs)))
             if stage + 1 < count:
-                received = (*describe(outputs, wrapped.sent_dtypes), run.operations)
+                dtypes, before = wrapped.sent_dtypes or [tensor.dtype for tensor in outputs], run.operations
                 if owner[stage + 1] != run.rank:
-                    dist.send_object_list([received], dst=owner[stage + 1], group=self.group, device=run.object_device)
+                    about = ([(tuple(tensor.shape), tensor.dtype) for tensor in outputs], dtypes, before)
+                    dist.send_object_list([about], dst=owner[stage + 1], group=self.group, device=run.object_device)
+                    for tensor in outputs:
+                        dist.send(tensor, dst=owner[stage + 1], group=self.group)
         refuse_lost(buffers)
         with torch.no_grad():
             for _, buffer, before in buffers:
@@ -197,19 +203,6 @@ def refuse_lost(buffers):
         mean = known.get(name.replace("running_var", "running_mean"))
         if mean is not None and name.endswith("running_var") and before.isfinite().all() and mean.isfinite().all() and not buffer.isfinite().all():
             sys.exit(f"a batch norm sees one value per channel, so `{name}` is NaN: use more samples per micro-batch, or --batch-norm sync with replicas")
-
-
-def describe(outputs, dtypes):
-    """Sizes and types of sent values; for integers also the values, since sizes may depend on them."""
-    ports = []
-    for tensor, dtype in zip(outputs, dtypes or [t.dtype for t in outputs]):
-        values = None if dtype == tensor.dtype else tensor.cpu()
-        ports.append((tuple(tensor.shape), tensor.dtype, values))
-    return ports, dtypes or [t.dtype for t in outputs]
-
-
-def rebuild(received):
-    return [torch.zeros(shape, dtype=dtype) if values is None else values for shape, dtype, values in received[0]]
 
 
 def make_schedule(arguments, stages, chunks, loss):
