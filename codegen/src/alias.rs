@@ -32,6 +32,8 @@ pub(crate) struct InPlace {
     pub bases: BTreeSet<(u32, ValueId)>,
     /// Values whose memory is written to: they must not be computed twice.
     pub mutated: Vec<bool>,
+    /// Stored tensors whose memory is written to.
+    pub mutated_tensors: Vec<bool>,
 }
 
 /// Memory classes of values and stored tensors.
@@ -123,7 +125,11 @@ struct Event {
 /// Examines every class with writes under an assignment of nodes to stages.
 pub(crate) fn examine(program: &Program, stage_of: &[u32], last: u32) -> (InPlace, Vec<CutError>) {
     let mut classes = Classes::new(program);
-    let mut result = InPlace { mutated: vec![false; program.values.len()], ..InPlace::default() };
+    let mut result = InPlace {
+        mutated: vec![false; program.values.len()],
+        mutated_tensors: vec![false; program.tensors.len()],
+        ..InPlace::default()
+    };
     let mut written = BTreeSet::new();
     for node in &program.nodes {
         for index in mutated_arguments(node) {
@@ -140,6 +146,10 @@ pub(crate) fn examine(program: &Program, stage_of: &[u32], last: u32) -> (InPlac
     let written: BTreeSet<usize> = written.into_iter().map(|slot| classes.find(slot)).collect();
     for value in 0..program.values.len() {
         result.mutated[value] = written.contains(&classes.find(value));
+    }
+    for tensor in 0..program.tensors.len() {
+        let slot = classes.tensor_slot(TensorId(tensor as u32));
+        result.mutated_tensors[tensor] = written.contains(&classes.find(slot));
     }
     let mut events: BTreeMap<usize, Vec<Event>> = BTreeMap::new();
     let pseudo = std::iter::once((program.nodes.len(), last, vec![&program.output], Vec::new(), None));

@@ -97,6 +97,16 @@ pub struct Port {
     pub kind: Kind,
     /// The source of an input; without meaning for an output.
     pub source: Source,
+    /// Whether a gradient may reach it, whichever parameters train.
+    pub has_gradient: bool,
+}
+
+impl Stage {
+    /// Returns the names of the tensors that it receives of other stages and that no gradient reaches in the model.
+    pub fn without_gradient(&self) -> Vec<&str> {
+        let is_plain = |port: &&Port| matches!(port.source, Source::Stage { .. }) && !port.has_gradient;
+        self.inputs.iter().filter(is_plain).map(|port| port.name.as_str()).collect()
+    }
 }
 
 /// The content of a port.

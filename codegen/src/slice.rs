@@ -9,11 +9,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use tracer::{NodeId, Operand, Program, Role, TensorId, ValueId};
+use tracer::{DType, NodeId, Operand, Program, Role, TensorId, ValueId};
 
 use crate::{
     alias,
     error::CutError,
+    manifest::facts,
     names::Names,
     nodes::{
         Kind, cuts_gradient, is_cheap, is_plumbing, is_unpacking, kinds, leaves, rule_of, split, values_of,
@@ -51,7 +52,9 @@ pub fn cut(
     errors.extend(overlap::overlaps(program));
     let (in_place, problems) = alias::examine(program, &stage_of, last);
     errors.extend(problems);
-    let slicer = Slicer { program, names, kinds, stage_of, in_place, gradient: gradients(program), n_stages };
+    let gradient = gradients(program, |_| false, |_| false);
+    let reached = reached(program, &in_place);
+    let slicer = Slicer { program, names, kinds, stage_of, in_place, gradient, reached, n_stages };
     let needs = slicer.needs(&mut errors);
     if !errors.is_empty() {
         return Err(errors);
@@ -95,8 +98,45 @@ fn settle(program: &Program, stage_of: &[u32], kinds: &[Kind]) -> Vec<u32> {
     stage_of
 }
 
-/// Returns which values carry a gradient when parameters train.
-fn gradients(program: &Program) -> Vec<bool> {
+/// Returns which values a gradient may reach in the model. What is written in place counts, as its other names do not
+/// tell what was written; so do not integers, by the types that the trace recorded.
+fn reached(program: &Program, in_place: &alias::InPlace) -> Vec<bool> {
+    let facts = facts(program);
+    let is_whole = |value: ValueId| {
+        let dtype = facts[value.index()].as_ref().and_then(|known| known.dtype);
+        dtype.is_some_and(|dtype| !may_train(dtype))
+    };
+    let is_written = |leaf: &Operand| match leaf {
+        Operand::Value(value) => in_place.mutated[value.index()] && !is_whole(*value),
+        Operand::Tensor(tensor) => in_place.mutated_tensors[tensor.index()],
+        _ => false,
+    };
+    let mut reached = gradients(program, is_whole, is_written);
+    for (value, is_reached) in reached.iter_mut().enumerate() {
+        *is_reached |= in_place.mutated[value];
+    }
+    reached
+}
+
+/// Tells whether tensors of a type can have a gradient.
+fn may_train(dtype: DType) -> bool {
+    use DType::{
+        BFloat16, Bool, Complex64, Complex128, Float8E4M3, Float8E5M2, Float16, Float32, Float64, Int8,
+        Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64,
+    };
+    match dtype {
+        Float64 | Float32 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2 | Complex64 | Complex128 => true,
+        Int64 | Int32 | Int16 | Int8 | UInt8 | UInt16 | UInt32 | UInt64 | Bool => false,
+    }
+}
+
+/// Returns which values carry a gradient when parameters train, and what else `also` names; values that `never` names
+/// do not.
+fn gradients(
+    program: &Program,
+    never: impl Fn(ValueId) -> bool,
+    also: impl Fn(&Operand) -> bool,
+) -> Vec<bool> {
     let mut carries = vec![false; program.values.len()];
     for node in &program.nodes {
         if cuts_gradient(node) {
@@ -115,6 +155,7 @@ fn gradients(program: &Program) -> Vec<bool> {
         let mut any = false;
         for argument in &node.arguments {
             leaves(&argument.operand, &mut |leaf| {
+                any |= also(leaf);
                 any |= match leaf {
                     Operand::Value(value) => carries[value.index()],
                     // A frozen weight has none now, but users often unfreeze it later.
@@ -124,7 +165,7 @@ fn gradients(program: &Program) -> Vec<bool> {
             });
         }
         for output in &node.outputs {
-            carries[output.index()] = any;
+            carries[output.index()] = any && !never(*output);
         }
     }
     carries
@@ -137,6 +178,7 @@ struct Slicer<'p> {
     stage_of: Vec<u32>,
     in_place: alias::InPlace,
     gradient: Vec<bool>,
+    reached: Vec<bool>,
     n_stages: usize,
 }
 
@@ -383,7 +425,11 @@ impl Slicer<'_> {
                     let count = used.entry(name.clone()).or_insert(0);
                     *count += 1;
                     let name = if *count == 1 { name } else { format!("{name}__{count}") };
-                    ports.push(Port { name, carried, kind, source: Source::Model(0) });
+                    let has_gradient = match carried {
+                        Carried::Value(value) => self.reached[value.index()],
+                        Carried::Tensor(_) => true,
+                    };
+                    ports.push(Port { name, carried, kind, source: Source::Model(0), has_gradient });
                 });
             } else {
                 let sent: BTreeSet<ValueId> = match skips {
@@ -457,7 +503,8 @@ impl Slicer<'_> {
         } else {
             self.names.get(value).to_string()
         };
-        Port { name, carried: Carried::Value(value), kind, source }
+        let has_gradient = self.reached[value.index()];
+        Port { name, carried: Carried::Value(value), kind, source, has_gradient }
     }
 
     /// Gives each stage its tensors: those that it uses, and unused ones of the state dict.

@@ -115,7 +115,7 @@ def resnet(normalised):
 
 
 class Ahead(torch.nn.Module):
-    """Returns values and a matrix that has a Cholesky factor, which zeros have not."""
+    """Returns values, a matrix that has a Cholesky factor, which zeros have not, and counts that no gradient reaches."""
 
     def __init__(self):
         super().__init__()
@@ -123,16 +123,18 @@ class Ahead(torch.nn.Module):
 
     def forward(self, x):
         h = self.linear(x)
-        return h, h.transpose(1, 2) @ h + torch.eye(6)
+        return h, h.transpose(1, 2) @ h + torch.eye(6), torch.histc(h.topk(2).indices.float(), 6, 0, 5)
 
 
 class Behind(torch.nn.Module):
+    """Sums counts up as whole numbers, which torch refuses of what requires a gradient."""
+
     def __init__(self):
         super().__init__()
         self.linear = torch.nn.Linear(6, 3)
 
-    def forward(self, h, matrix):
-        return self.linear(h @ torch.linalg.cholesky(matrix))
+    def forward(self, h, matrix, counts):
+        return self.linear(h @ torch.linalg.cholesky(matrix)) * counts.cumsum(0, dtype=torch.int32).float().mean()
 
 
 class Received(torch.nn.Module):
@@ -471,7 +473,7 @@ def cases():
             "resnet", four, 2, "--pipeline-ranks", "2", "--schedule", "InterleavedZeroBubble", *table(4), count=4,
             task=c.task,
         ),
-        # What a stage receives is what the other has made, also when it learns the sizes.
+        # What a stage receives is what the other has made, also when it learns the sizes, and needs no other gradients.
         "received 2": lambda c: c.same("received", ("--cut", "behind"), 2, *table(4), count=4),
         "resnet merge": merged,
         # Replicas: two pipelines of two stages, then two and one, one and two, side by side.
@@ -751,7 +753,7 @@ def passes_on_a_card(out):
         about |= {"allow_changes": True, "digests": {}}
         outputs = {}
         for device in ("cpu", "cuda:0"):
-            arguments = argparse.Namespace(device=device, form="python", check=False, dtype="fp32", trace=trace.HostTrace(False), offloads_blocks=False)
+            arguments = argparse.Namespace(device=device, form="python", check=False, dtype="fp32", trace=trace.HostTrace(False), offloads_blocks=False, plan={"without_gradient": {}})
             module = part.load_stage(about, "python", "cpu")
             wrapped = part.Wrapped(module, about, arguments, offload.Offload("none", "cpu"))
             names = [port["from"].split(":", 1)[1] for port in about["inputs"] if port["from"].startswith("input:")]

@@ -124,6 +124,8 @@ pub struct Defaults<'a> {
     pub prediction: Option<Prediction>,
     /// What of the model no backward pass gets through, in words.
     pub untrainable: Option<&'a str>,
+    /// What each stage receives that no gradient reaches in the model.
+    pub without_gradient: Vec<Vec<&'a str>>,
 }
 
 /// The plan's prediction of a step.
@@ -178,6 +180,14 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     let schedule = defaults.schedule.and_then(torch_name).map_or("None".into(), |name| format!("\"{name}\""));
     let planned = defaults.planned.map_or("None".into(), python_quoted);
     let untrainable = defaults.untrainable.map_or("None".into(), python_quoted);
+    let listed = defaults.without_gradient.iter().enumerate().filter(|(_, names)| !names.is_empty());
+    let listed: Vec<String> = listed
+        .map(|(stage, names)| {
+            let names: Vec<String> = names.iter().map(|name| python_quoted(name)).collect();
+            format!("{stage}: [{}]", names.join(", "))
+        })
+        .collect();
+    let without_gradient = listed.join(", ");
     let vertical_sync = if defaults.vertical_sync { "True" } else { "False" };
     let sharding = match defaults.sharding {
         None | Some(ShardingLevel::None) => "None",
@@ -208,7 +218,7 @@ pub fn train_script(defaults: &Defaults<'_>) -> File {
     let defaults = format!(
         "DEFAULTS = {{\"micro_batches\": {micro_batches}, \"micro_batch_size\": {micro_batch_size}, \"replicas\": \"{replicas}\", \"ranks\": {ranks}, \"schedule\": {schedule}, \
          \"vertical_sync\": {vertical_sync}, \
-         \"sharding\": {sharding}, \"sharding_group\": {sharding_group}, \"sync\": {sync}, \"slice\": {slice}, \"collective\": {collective}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}, \"untrainable\": {untrainable}}}"
+         \"sharding\": {sharding}, \"sharding_group\": {sharding_group}, \"sync\": {sync}, \"slice\": {slice}, \"collective\": {collective}, \"offload\": {offload}, \"prediction\": {prediction}, \"planned\": {planned}, \"untrainable\": {untrainable}, \"without_gradient\": {{{without_gradient}}}}}"
     );
     let text = TRAIN.replacen("DEFAULTS = {}", &defaults, 1);
     File { path: "train.py".into(), content: Content::text(text) }
@@ -279,6 +289,7 @@ mod tests {
             offload: Some(OffloadMode::NonBlocking),
             prediction: Some(prediction),
             untrainable: Some("torch has no derivative of aten::heaviside"),
+            without_gradient: vec![vec![], vec!["mask", "bins"]],
         };
         let text = text(&train_script(&defaults));
         let expected = "DEFAULTS = {\"micro_batches\": 8, \"micro_batch_size\": 4, \"replicas\": \"2,1\", \"ranks\": [[0, 2], [1]], \"schedule\": \"GPipe\", \
@@ -288,7 +299,7 @@ mod tests {
         assert!(line.starts_with(expected) && line.contains("\\\"t4\\\""), "{line}");
         assert!(
             line.contains("\"names\": [\"t4\", \"teslat4\"], \"count\": 2, \"peak\": {\"float32\": 1.62e13}, \"charged\": 0.0002, \"host\": [(0, 0.5), (0.001, 0.75)]")
-                && line.ends_with("\"untrainable\": \"torch has no derivative of aten::heaviside\"}"),
+                && line.ends_with("\"untrainable\": \"torch has no derivative of aten::heaviside\", \"without_gradient\": {1: [\"mask\", \"bins\"]}}"),
             "{line}"
         );
     }

@@ -121,6 +121,7 @@ pub fn extras(
         offload: plan.and_then(offload),
         prediction: plan.filter(is_whole).and_then(prediction),
         untrainable,
+        without_gradient: pipeline.stages.iter().map(codegen::Stage::without_gradient).collect(),
     }));
     let ranks = ranks(plan, groups.iter().sum::<usize>() * shards);
     files.extend(launchers.iter().map(|launcher| codegen::launch(*launcher, ranks)));

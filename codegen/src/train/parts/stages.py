@@ -199,6 +199,8 @@ class Wrapped(nn.Module):
         self.sent_dtypes = None
         self.arguments = arguments
         self.stage, self.micro_batch = about["stage"], (0, 0)
+        # The runtime wants gradients of all received tensors; operators without a derivative may read these.
+        self.without_gradient = set(arguments.plan["without_gradient"].get(self.stage, ()))
         # Python stages handle their blocks themselves; an archive can only be recomputed or offloaded as a whole.
         is_archive = form_of(about, arguments.form) == "torchscript"
         self.is_whole = {}
@@ -241,6 +243,8 @@ class Wrapped(nn.Module):
             tensors = ()
         dtypes = self.dtypes or [tensor.dtype for tensor in tensors]
         values = {name: decode(t, dtype) for name, t, dtype in zip(self.received, tensors, dtypes)}
+        for name in self.without_gradient & values.keys():
+            values[name] = values[name].detach()
         for name, original in self.late:
             values[name] = inputs[original]
         outputs = self.run(values)
