@@ -7,7 +7,24 @@ needs them, and there are many.
 
 from contextlib import contextmanager
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Writes(TorchDispatchMode):
+    """Notes what operators say that they write. Not all of them count a version: observers of quantization-aware training do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for place, argument in enumerate(function._schema.arguments):
+            if argument.is_write:
+                self.noted.add(id(args[place] if place < len(args) else kwargs.get(argument.name)))
+        return function(*args, **kwargs)
 
 
 class Written:
@@ -15,6 +32,7 @@ class Written:
 
     def __init__(self, module):
         self.module, self.groups = module, None
+        self.writes = Writes()
 
     def begin(self, renews):
         """Gives a pass copies to write to, if it `renews`; returns what it begins with."""
@@ -26,11 +44,16 @@ class Written:
                 put(places, copy)
             before.append((places, own if renews else copy, own, copy if renews else own))
         self.versions = [buffer._version for *_, buffer in before]
+        if self.groups is None and before:
+            self.writes.__enter__()
         return before
 
     def end(self, before):
         if self.groups is None:
-            changed = [one[-1]._version != version for one, version in zip(before, self.versions)]
+            if before:
+                self.writes.__exit__(None, None, None)
+            is_noted = lambda buffer: id(buffer) in self.writes.noted  # noqa: E731
+            changed = [one[-1]._version != version or is_noted(one[-1]) for one, version in zip(before, self.versions)]
             for (places, _, own, _), is_changed in zip(before, changed):
                 if not is_changed:
                     put(places, own)
