@@ -129,14 +129,15 @@ class Ahead(torch.nn.Module):
 
 
 class Behind(torch.nn.Module):
-    """Sums counts up as whole numbers, which torch refuses of what requires a gradient."""
+    """Sums counts up as whole numbers, which torch refuses of what requires a gradient, and returns as many values as are positive."""
 
     def __init__(self):
         super().__init__()
         self.linear = torch.nn.Linear(6, 3)
 
     def forward(self, h, matrix, counts):
-        return self.linear(h @ torch.linalg.cholesky(matrix)) * counts.cumsum(0, dtype=torch.int32).float().mean()
+        found = self.linear(h @ torch.linalg.cholesky(matrix)) * counts.cumsum(0, dtype=torch.int32).float().mean()
+        return found, found[found > 0]
 
 
 class Received(torch.nn.Module):
