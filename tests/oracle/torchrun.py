@@ -125,7 +125,9 @@ class Ahead(torch.nn.Module):
 
     def forward(self, x):
         h = self.observed(self.linear(x))
-        return h, h.transpose(1, 2) @ h + torch.eye(6), torch.histc(h.topk(2).indices.float(), 6, 0, 5)
+        written = torch.zeros_like(h)
+        written[..., 1:] = h[..., 1:]
+        return torch.tanh(written), h.transpose(1, 2) @ h + torch.eye(6), torch.histc(h.topk(2).indices.float(), 6, 0, 5)
 
 
 class Behind(torch.nn.Module):
