@@ -374,7 +374,7 @@ fn policies_that_cannot_be_are_refused_by_name() {
             &["--recompute", "BertLair=always"][..],
             "no call and no class is `BertLair`, did you mean `BertLayer`?",
         ),
-        (&["--recompute", "BertLayer"], "calls and `always` or `never`: layers.*=always"),
+        (&["--recompute", "BertLayer"], "calls and `always`, `light` or `never`: layers.*=always"),
         (
             &["--recompute", "BertLayer=always", "--recompute", "BertAttention=never"],
             "--recompute BertLayer=always and --recompute BertAttention=never are about the same calls",

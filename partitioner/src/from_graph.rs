@@ -55,6 +55,7 @@ pub fn from_graph(
                 kept: Bytes(0),
                 left_out: of_operators(costs.computed_again(operators).end..operators.end),
                 light: light(run, costs, seconds),
+                waiting: Bytes(costs.waiting_bytes(operators)),
                 workspace: workspace(graph, costs, operators.clone().map(OperatorId)),
                 is_operator: model.is_operator(run),
                 recompute: None,
@@ -124,6 +125,7 @@ pub fn forward_only(problem: &mut Problem, model: &Sliceable<'_>, grain: &Grain,
         let caches = of.caches[own.clone()].iter().copied().fold(0, u64::saturating_add);
         (block.input_gradient, block.weight_gradient) = (Seconds(0.0), Seconds(0.0));
         (block.once, block.left_out, block.light) = (Seconds(0.0), Seconds(0.0), None);
+        block.waiting = Bytes(0);
         // Only keys and values are kept.
         (block.activations, block.kept) = (Bytes(caches), Bytes(caches));
         block.workspace = Bytes(of.alive[own].iter().copied().max().unwrap_or(0));

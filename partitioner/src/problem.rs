@@ -61,6 +61,8 @@ pub struct Block {
     pub left_out: Seconds,
     /// What it takes if its dear results are kept and only the rest is computed again; `None` if that saves nothing.
     pub light: Option<Again>,
+    /// Bytes of one micro-batch that stay between the gradients of its inputs and those of its weights, if these are two passes.
+    pub waiting: Bytes,
     /// Scratch memory while it runs; for inference, all that is alive meanwhile.
     pub workspace: Bytes,
     /// Whether it is one operator. Recomputing it alone saves nothing: its inputs have to be kept, and its takers keep its
@@ -516,6 +518,7 @@ impl Problem {
                 workspace: Bytes(0),
                 left_out: Seconds(0.0),
                 light: None,
+                waiting: Bytes(0),
                 is_operator: false,
                 recompute: None,
             }

@@ -512,6 +512,10 @@ pub struct StageCost {
     /// Recomputed activations, which exist again during its backward pass.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub recomputed: Bytes,
+    /// Where gradients of inputs and of parameters are two passes: what a micro-batch holds from the one to the other on top
+    /// of its saved activations. Operands of products, and the gradients of their results.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub waiting: Bytes,
     /// Copies to and from host memory for one micro-batch, each way.
     #[serde(default)]
     pub offloaded: Bytes,

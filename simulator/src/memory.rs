@@ -2,7 +2,8 @@
 //!
 //! Parameters, gradients and optimizer state are held all the time; an old weight version from the update that follows it to the
 //! last pass that uses it, or all the time if the order is too short to reach it. Activations of a micro-batch are held from the
-//! start of its forward pass to the end of the backward pass that frees them, except for the part that is offloaded; workspace
+//! start of its forward pass to the end of the backward pass that frees them, except for the part that is offloaded; what weight
+//! gradients wait with, from the start of the input gradient to the end of their own; workspace
 //! and recomputed activations as long as their operation; transfer buffers from the start of a transfer to its end on the sender,
 //! and to the start of the operation that uses them on the receiver; buckets while they are summed; of sharded parameters, two
 //! layers' while a pass needs them, and of sharded gradients, two layers' while a pass makes them.
@@ -311,6 +312,15 @@ fn compute(workload: &Workload, op: Op, task: &Task, changes: &mut Vec<Change>) 
         // A layer's gradients are whole until they are scattered.
         let stage = &workload.stages[op.stage as usize % workload.stages.len()];
         hold(changes, Use::Buffers, stage.gathered(), task.start, task.end);
+    }
+    let waiting = i64::try_from(memory.waiting).unwrap_or(i64::MAX);
+    let mut wait = |at: u64, bytes: i64| {
+        changes.push(Change { at, bytes, used_for: Use::Activations, activation: None });
+    };
+    match op.kind {
+        Kind::InputGradient => wait(task.start, waiting),
+        Kind::WeightGradient => wait(task.end, -waiting),
+        _ => {}
     }
     let recomputed = if op.kind.makes_input_gradient() { memory.recomputed } else { 0 };
     hold(changes, Use::Workspace, memory.workspace.saturating_add(recomputed), task.start, task.end);

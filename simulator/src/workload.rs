@@ -94,6 +94,9 @@ pub struct StageMemory {
     pub activations: u64,
     /// What the backward needs on top of that while it runs: recomputed activations.
     pub recomputed: u64,
+    /// What a micro-batch needs on top of its activations from its input gradient to its weight gradient, if these are two
+    /// operations: operands of products and the gradients of their results.
+    pub waiting: u64,
     /// Scratch memory of any operation while it runs.
     pub workspace: u64,
     /// The part of the activations that waits in host memory.

@@ -96,6 +96,46 @@ fn each_chunk_of_an_interleaved_schedule_holds_what_is_counted() {
     assert!(n_checked > 1000, "{n_checked}");
 }
 
+/// Returns the most micro-batches of each stage whose weights' gradients wait, though those of the inputs have begun.
+fn waiting(order: &Order) -> Vec<usize> {
+    let mut now = vec![0_usize; order.chain as usize];
+    let mut most = now.clone();
+    for op in order.ranks.iter().flatten() {
+        let stage = op.stage as usize;
+        match op.kind {
+            Kind::InputGradient => now[stage] += 1,
+            Kind::WeightGradient => now[stage] -= 1,
+            _ => {}
+        }
+        most[stage] = most[stage].max(now[stage]);
+    }
+    most
+}
+
+/// Plans count the memory of what waits for its weights' gradients: never too little, and on the first rank not too much.
+#[test]
+fn no_more_weights_gradients_wait_than_are_counted() {
+    let (mut n_checked, mut n_equal) = (0, 0);
+    for (schedule, ranks) in ALL.into_iter().flat_map(|one| (1..9).map(move |ranks| (one, ranks))) {
+        for (chunks, micro_batches) in (1..4).flat_map(|chunks| (1..30).map(move |count| (chunks, count))) {
+            if schedule.copies() > 1 || schedule.fixed_chunks().is_some_and(|fixed| fixed != chunks) {
+                continue;
+            }
+            let shape = Shape { ranks, chunks, micro_batches };
+            let Ok(order) = make_for_costs(schedule, shape, Cost::EQUAL) else { continue };
+            let [p, v, each] = [ranks, chunks, micro_batches].map(|count| count as usize);
+            let counted = schedule.in_flight(p, v, each, 1);
+            let counts = |stage: usize| counted.waiting(1, p * v - stage);
+            for (stage, found) in waiting(&order).into_iter().enumerate() {
+                assert!(found <= counts(stage), "{schedule:?} {shape:?}: {found} of stage {stage}");
+                n_checked += usize::from(found > 0);
+                n_equal += usize::from(found > 0 && found == counts(stage));
+            }
+        }
+    }
+    assert!(n_checked > 10_000 && n_equal * 3 > n_checked, "{n_checked} checked, {n_equal} equal");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 

@@ -609,8 +609,21 @@ class Products(TorchDispatchMode):
         return operator(*arguments, **(options or {}))
 
 
+def waiting_bytes(queue, module):
+    """Returns the bytes of tensors that deferred gradients are made of, but for the stage's own."""
+    own = {value.untyped_storage().data_ptr() for value in module.state_dict().values()}
+    held, looked_at = {}, [gradient for gradients in queue.values() for gradient in gradients]
+    while looked_at:
+        one = looked_at.pop()
+        if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in own:
+            held[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        looked_at += [cell.cell_contents for cell in getattr(one, "__closure__", None) or ()]
+    return sum(held.values())
+
+
 def backward(out, stage, inputs, waits):
-    """Returns the products of a stage's backward pass, the bytes of results that its blocks keep, and its gradients."""
+    """Returns the products of a stage's backward pass, the bytes of results that its blocks keep, its gradients, and the bytes that
+    its weights' gradients wait with."""
     source = module_of(out / f"stages/stage_{stage}.py", "stage")
     module, kept, make = source.load(), [], getattr(source, "create_selective_checkpoint_contexts", None)
 
@@ -620,21 +633,25 @@ def backward(out, stage, inputs, waits):
         return first, second
 
     source.create_selective_checkpoint_contexts = contexts
+    deferred, queue = module_of(out / "train_parts/deferred.py", "deferred"), {}
     if waits:  # as under schedules in halves
-        module_of(out / "train_parts/deferred.py", "deferred").let_wait(source)
+        deferred.let_wait(source)
     torch.manual_seed(1)
     outputs = module(*inputs)
     results = [result.val for store in kept for results in store.values() for result in tree_leaves(list(results))]
     held = sum(r.untyped_storage().nbytes() for r in results if isinstance(r, torch.Tensor))
     outputs = [o for o in ([outputs] if isinstance(outputs, torch.Tensor) else outputs) if o.requires_grad]
-    with Products() as products:
+    with Products() as products, deferred.DEFERRAL.into(queue):
         torch.autograd.backward(outputs, [torch.full_like(output, 0.5) for output in outputs])
-    return products.count, held, [parameter.grad for parameter in module.parameters()]
+    waiting = waiting_bytes(queue, module)
+    deferred.DEFERRAL.work(queue)
+    return products.count, held, [parameter.grad for parameter in module.parameters()], waiting
 
 
 def but_for_products(cases):
     """Blocks that are computed again but for their products: nothing of these is computed twice, just as many bytes as planned are
-    kept, and gradients are the same to the last bit; nor does a block compute its last product again, if nothing is kept."""
+    kept, and gradients are the same to the last bit; nor does a block compute its last product again, if nothing is kept. Where
+    weights' gradients wait, they do with just as many bytes as planned."""
     said = []
     for model, calls, n_again in (("bert_tiny", "BertLayer", 7), ("unet_small", "DoubleConv", 8), ("gpt2_tiny", "GPT2Block", 4)):
         found, planned_bytes = {}, {}
@@ -649,11 +666,17 @@ def but_for_products(cases):
             inputs = [torch.zeros(i["shape"], dtype=torch.int64) if "int" in i["dtype"] else torch.randn(i["shape"], generator=torch.Generator().manual_seed(3)) for i in about]
             found[how] = backward(out, 0, inputs, False)
             waiting = backward(out, 0, inputs, True)
-            if waiting[:2] != found[how][:2] or not all(map(torch.equal, waiting[2], found[how][2])):
+            n_put_off = found[how][0] - waiting[0]
+            if waiting[1] != found[how][1] or n_put_off < 0 or not all(map(torch.equal, waiting[2], found[how][2])):
                 raise Failed(f"{model}, {how}: {found[how][:2]} products and bytes, {waiting[:2]} where weight gradients may wait")
-            planned_bytes[how] = int(plan.read_text().split("    activations: ")[1].split("\n")[0])
+            cost = plan.read_text().split("  cost:\n")[1].split("\n  ")
+            cost = {key: int(value) for key, value in (line.strip().split(": ") for line in cost if ": " in line) if value.strip().isdigit()}
+            planned_bytes[how] = cost["activations"]
+            most = cost["activations"] + cost.get("waiting", 0)
+            if waiting[3] > most or how != "never" and waiting[3] != most:
+                raise Failed(f"{model}, {how}: weights' gradients wait with {waiting[3]} bytes, {most} are planned")
             blocks = plan.read_text().split("  recompute:\n", 1)[-1].split("  recompute_light:")[0].count("  - ") if how == "light" else 0
-        (least, _, gradients), (most, _, again), (light, held, other) = (found[how] for how in ("never", "always", "light"))
+        (least, _, gradients, _), (most, _, again, _), (light, held, other, _) = (found[how] for how in ("never", "always", "light"))
         if not all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(gradients, again, other)):
             raise Failed(f"{model}: other gradients")
         if held != planned_bytes["light"] - planned_bytes["always"] or held == 0:

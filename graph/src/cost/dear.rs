@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use operators::OperatorClass;
 
-use super::{OperatorCost, lookup::Lookup, saved::statistics_of_attention};
+use super::{lookup::Lookup, operator_cost::OperatorCost, saved::statistics_of_attention};
 use crate::{
     fact::{Fact, StorageId},
     flow::written,

@@ -3,7 +3,7 @@
 use operators::OperatorClass;
 use tracer::{Operand, Role, TensorId};
 
-use super::OperatorCost;
+use super::operator_cost::OperatorCost;
 use crate::{
     fact::{Fact, TensorFact},
     infer::{Call, Scope},

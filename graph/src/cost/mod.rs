@@ -10,48 +10,23 @@ pub(crate) mod keep;
 mod linalg;
 mod lookup;
 mod needed;
+mod operator_cost;
 mod product;
 mod recurrent;
 mod saved;
 mod times;
 mod unusual;
+mod waiting;
 
-use std::ops::{AddAssign, Range};
+use std::ops::Range;
 
 pub(crate) use self::times::times;
 pub use self::{
     dear::DearBytes,
     needed::{differentiated, without_derivative},
+    operator_cost::OperatorCost,
 };
 use crate::{BlockId, OperatorId, StorageId, model::ModelGraph};
-
-/// The cost of one operator, or of a run of operators.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OperatorCost {
-    /// Forward operations as `torch.utils.flop_counter` counts them: products, convolutions and attention only, two for
-    /// a multiply-add.
-    pub forward_flops: u64,
-    /// Backward operations for the gradients of inputs.
-    pub backward_flops_input: u64,
-    /// Backward operations for the gradients of parameters.
-    pub backward_flops_weight: u64,
-    /// The part of `forward_flops` in fused attention and recurrent kernels, which torch's counter misses on a CPU.
-    pub fused_flops: u64,
-    /// Bytes of the parameters that are read here for the first time.
-    pub parameter_bytes: u64,
-    /// Bytes that autograd saves here until the backward pass and that no earlier operator saves.
-    pub saved_bytes: u64,
-    /// Bytes of newly allocated results.
-    pub output_bytes: u64,
-    /// Bytes read: inputs and stored tensors. Views read nothing.
-    pub read_bytes: u64,
-    /// Bytes written.
-    pub written_bytes: u64,
-    /// The number of products that are not counted above, because their sizes are unknown.
-    pub uncounted: u32,
-    /// The number of operators whose saved activations are missing from `saved_bytes`, because sizes are unknown.
-    pub unmeasured: u32,
-}
 
 /// Costs of every operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,6 +44,8 @@ pub struct OperatorCosts {
     dear: Vec<Option<dear::Dear>>,
     /// By operator, what it saves for its backward pass.
     saves: Vec<saved::Saves>,
+    /// By operator, what the gradient of its weights is made of.
+    waits: Vec<Option<waiting::Waits>>,
 }
 
 /// Computes the cost of every operator. Linear in operands.
@@ -80,6 +57,7 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
     let mut operators = Vec::with_capacity(graph.operators.len());
     let mut scratch = Vec::with_capacity(graph.operators.len());
     let mut saves = Vec::with_capacity(graph.operators.len());
+    let mut waits = Vec::with_capacity(graph.operators.len());
     let mut sums = Vec::with_capacity(graph.operators.len() + 1);
     let mut sum = OperatorCost::default();
     for operator in &graph.operators {
@@ -92,6 +70,7 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
             (cost.saved_bytes, cost.unmeasured, own) = (bytes, u32::from(!is_all), what);
         }
         saves.push(own);
+        waits.push(waiting::of(&lookup, operator, &call).filter(|_| differentiated[operator.id.index()]));
         if !differentiated[operator.id.index()] {
             (cost.backward_flops_input, cost.backward_flops_weight) = (0, 0);
         }
@@ -110,7 +89,7 @@ pub fn costs(graph: &ModelGraph) -> OperatorCosts {
         }
     }
     let dear = dear::results(&lookup, &operators, &keepers);
-    OperatorCosts { operators, sums, keepers, shared, scratch, dear, saves }
+    OperatorCosts { operators, sums, keepers, shared, scratch, dear, saves, waits }
 }
 
 impl OperatorCosts {
@@ -150,6 +129,12 @@ impl OperatorCosts {
         range.start..range.start + end
     }
 
+    /// Returns the bytes that a run keeps between the gradients of its inputs and those of its weights, if these are made
+    /// later: operands of its products, each once, and the gradients of their results.
+    pub fn waiting_bytes(&self, range: &Range<u32>) -> u64 {
+        waiting::sum(&self.waits[range.start as usize..range.end as usize])
+    }
+
     /// Adds up the dear results of a run of operators.
     pub fn dear_results(&self, range: &Range<u32>) -> DearBytes {
         dear::sum(&self.dear, range)
@@ -181,30 +166,6 @@ impl OperatorCosts {
     /// Returns the cost of the whole model.
     pub fn total(&self) -> OperatorCost {
         self.sums.last().copied().unwrap_or_default()
-    }
-}
-
-impl OperatorCost {
-    /// Returns the operations of the whole backward pass.
-    pub fn backward_flops(&self) -> u64 {
-        self.backward_flops_input.saturating_add(self.backward_flops_weight)
-    }
-}
-
-impl AddAssign for OperatorCost {
-    fn add_assign(&mut self, other: Self) {
-        let add = |a: &mut u64, b: u64| *a = a.saturating_add(b);
-        add(&mut self.forward_flops, other.forward_flops);
-        add(&mut self.backward_flops_input, other.backward_flops_input);
-        add(&mut self.backward_flops_weight, other.backward_flops_weight);
-        add(&mut self.fused_flops, other.fused_flops);
-        add(&mut self.parameter_bytes, other.parameter_bytes);
-        add(&mut self.saved_bytes, other.saved_bytes);
-        add(&mut self.output_bytes, other.output_bytes);
-        add(&mut self.read_bytes, other.read_bytes);
-        add(&mut self.written_bytes, other.written_bytes);
-        self.uncounted += other.uncounted;
-        self.unmeasured += other.unmeasured;
     }
 }
 

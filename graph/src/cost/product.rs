@@ -1,6 +1,6 @@
 //! The cost of a product of two factors: its gradients are products of the same size.
 
-use super::{OperatorCost, lookup::Lookup, lookup::parameter_of};
+use super::{lookup::Lookup, lookup::parameter_of, operator_cost::OperatorCost};
 use crate::fact::TensorFact;
 
 /// Adds the gradient of one factor of a product to the part it belongs to.

@@ -328,6 +328,8 @@ fn strategies_say_the_truth_about_all_plans_that_keep_dear_results() {
                 once_more: Bytes(saved),
             });
             block.recompute = (dice.below(8) == 0).then_some(RecomputePolicy::Light);
+            // Where gradients are made in halves, it may be more than what is kept.
+            block.waiting = Bytes(dice.below(50));
         }
         true
     });

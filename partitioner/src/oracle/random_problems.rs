@@ -29,6 +29,7 @@ pub(crate) fn problem(
         kept: Bytes(0),
         left_out: Seconds(0.0),
         light: None,
+        waiting: Bytes(0),
         workspace: Bytes(dice.below(5)),
         is_operator: false,
         recompute: None,

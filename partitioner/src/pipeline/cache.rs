@@ -42,8 +42,9 @@ struct Question {
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Memory {
     is_bound: bool,
-    /// Micro-batches in flight of each stage, the last one first, and whether they wait for the weights' gradients.
-    in_flight: Vec<usize>,
+    /// Micro-batches in flight of each stage and those of them that may wait for the weights' gradients, the last one first, and
+    /// whether any do.
+    in_flight: Vec<(usize, usize)>,
     is_split: bool,
 }
 
@@ -83,7 +84,10 @@ impl PipelineCache {
         let in_flight = scorer.rules.in_flight;
         let memory = Memory {
             is_bound: scorer.is_bound,
-            in_flight: (1..=stages).map(|layer| in_flight.count(replicas, layer * replicas)).collect(),
+            in_flight: (1..=stages)
+                .map(|layer| layer * replicas)
+                .map(|behind| (in_flight.count(replicas, behind), in_flight.waiting(replicas, behind)))
+                .collect(),
             is_split: in_flight.is_split(),
         };
         // Leaves out fields that matter only through the micro-batches in flight.

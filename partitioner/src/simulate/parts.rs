@@ -200,25 +200,27 @@ fn stage_cost(problem: &Problem, flow: &Flow, stage: &SolutionStage, speed: f64)
         .map(|tie| tie.parameters.0)
         .sum();
     let parameters = bytes(&|block| block.parameters.0) + Bytes(ties);
-    let inputs = stage
-        .score
-        .again(problem)
-        .map(|(block, again)| flow.taken[block] + problem.blocks[block].kept.0 + again.held.0);
+    let bytes_kept = |(block, again): (usize, Again)| {
+        (block, flow.taken[block] + problem.blocks[block].kept.0 + again.held.0)
+    };
+    let kept: HashMap<usize, u64> = stage.score.again(problem).map(bytes_kept).collect();
     let recomputed = || stage.score.again(problem).map(|(_, again)| again.once_more.0);
     let (inputs, recomputed): (u64, u64) = match stage.score.recompute_unit {
-        RecomputeUnit::Block => (inputs.sum(), recomputed().max().unwrap_or(0)),
+        RecomputeUnit::Block => (kept.values().sum(), recomputed().max().unwrap_or(0)),
         RecomputeUnit::Stage => (given(problem, stage), recomputed().sum()),
     };
+    let activations =
+        held.map(|&block| problem.blocks[block].activations.0).sum::<u64>() + inputs + offloaded;
     StageCost {
+        // On top of what is kept until then.
+        waiting: Bytes(bytes(&|block| block.waiting.0).0.saturating_sub(activations)),
         forward: Seconds(sum(&|block| block.forward.0) / speed),
         input_gradient: Seconds((sum(&|block| block.input_gradient.0) + forward_again) / speed),
         weight_gradient: Seconds(sum(&|block| block.weight_gradient.0) / speed),
         once: Seconds(sum(&|block| block.once.0)),
         parameters,
         optimizer: Bytes((parameters.0 as f64 * problem.training.optimizer_factor) as u64),
-        activations: Bytes(
-            held.map(|&block| problem.blocks[block].activations.0).sum::<u64>() + inputs + offloaded,
-        ),
+        activations: Bytes(activations),
         workspace: Bytes(
             stage.blocks.iter().map(|&block| problem.blocks[block].workspace.0).max().unwrap_or(0),
         ),

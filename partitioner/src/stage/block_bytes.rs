@@ -45,7 +45,7 @@ impl BlockBytes {
         let kind = |((block, inputs), stays): ((&Block, &f64), &f64)| {
             let seconds =
                 [block.forward.0, block.left_out.0, block.seconds(), *inputs, *stays].map(f64::to_bits);
-            let bytes = [block.activations, block.kept, block.workspace];
+            let bytes = [block.activations, block.kept, block.waiting, block.workspace];
             let light = block.light.map(|own| (own.forward.0.to_bits(), own.held.0, own.once_more.0));
             let next = numbers.len() as u32;
             *numbers

@@ -26,6 +26,8 @@ pub(crate) struct StageCosts<'a> {
     pub(crate) place: Rc<Place>,
     /// Micro-batches that a stage there has in flight.
     pub(crate) in_flight: usize,
+    /// Those of them whose weights' gradients may wait.
+    pub(crate) waiting: usize,
     times: Times,
 }
 
@@ -51,14 +53,15 @@ impl Scorer<'_> {
     /// Returns the costs on a run of devices; `behind` devices stand from there to the end.
     pub(crate) fn on(&self, run: Run, behind: usize) -> StageCosts<'_> {
         let in_flight = self.rules.in_flight.count(run.count, behind);
-        StageCosts { scorer: self, place: self.place(run), in_flight, times: Times::default() }
+        let waiting = if self.is_bound { 0 } else { self.rules.in_flight.waiting(run.count, behind) };
+        StageCosts { scorer: self, place: self.place(run), in_flight, waiting, times: Times::default() }
     }
 }
 
 impl StageCosts<'_> {
     /// Keeps times in tables that all device runs like this one share.
     pub(crate) fn with_tables(mut self, counts_memory: bool) -> Self {
-        let within = if counts_memory { Some(self.in_flight) } else { None };
+        let within = if counts_memory { Some((self.in_flight, self.waiting)) } else { None };
         self.times.least = self.scorer.time_table(&self.place, None);
         self.times.within = within.and_then(|_| self.scorer.time_table(&self.place, within));
         self

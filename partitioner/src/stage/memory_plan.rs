@@ -58,6 +58,8 @@ pub(crate) struct MemoryPlans {
     pub(crate) savings: Memo<(InFlight, [u64; 2]), Rc<Vec<Saving>>>,
     /// Blocks before each state by kinds, O(Q · kinds); `None` where that is too much.
     pub(crate) kinds_before: OnceCell<Option<Vec<Vec<u32>>>>,
+    /// Bytes that blocks before each state hold while their weights' gradients wait, on top of their activations: O(Q).
+    pub(crate) waiting: OnceCell<Vec<f64>>,
 }
 
 /// The states that a stage lies between, and what else its memory plan depends on.
@@ -69,9 +71,9 @@ pub(crate) type InFlight = (usize, usize);
 /// A memory plan, with blocks as positions in the stage, and its optimality gap.
 pub(crate) type Found = (Option<Rc<MemoryPlan>>, f64);
 
-/// All that a memory plan depends on besides the blocks: micro-batches in flight, whether the backward pass is split, whether
+/// All that a memory plan depends on besides the blocks: micro-batches in flight and those of them that may wait, whether the backward pass is split, whether
 /// memory is underestimated; and limit, speed, fixed memory and host bandwidth by their bits.
-pub(crate) type Conditions = ((usize, bool, bool), [u64; 4]);
+pub(crate) type Conditions = ((usize, usize, bool, bool), [u64; 4]);
 
 impl Default for MemoryPlans {
     fn default() -> Self {
@@ -81,6 +83,7 @@ impl Default for MemoryPlans {
             least_held: Memo::default(),
             savings: Memo::default(),
             kinds_before: OnceCell::new(),
+            waiting: OnceCell::new(),
         }
     }
 }

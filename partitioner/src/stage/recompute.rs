@@ -42,6 +42,29 @@ enum Fate {
     Offloaded,
 }
 
+/// Micro-batches whose weights' gradients wait hold what these are made of, if that is more than their activations.
+#[derive(Clone, Copy)]
+struct Waiting {
+    /// Bytes that all of them hold.
+    bytes: f64,
+    /// The share of the micro-batches in flight that does not wait.
+    others: f64,
+}
+
+impl Waiting {
+    /// Returns the bytes of all micro-batches in flight, of whose activations there are so many.
+    fn held(self, activations: f64) -> f64 {
+        activations.max(activations * self.others + self.bytes)
+    }
+
+    /// Returns how many bytes of activations fit a room.
+    fn room(self, room: f64) -> f64 {
+        let left = room - self.bytes;
+        let most = if self.others > 0.0 { left / self.others } else { f64::INFINITY };
+        if left < 0.0 { f64::NEG_INFINITY } else { room.min(most) }
+    }
+}
+
 /// The choices for a block's activations.
 #[derive(Clone, Copy)]
 struct Choices {
@@ -114,6 +137,12 @@ impl StageCosts<'_> {
         into * (1.0 + ahead) + early + sent + back + bucket.max(scorer.shared(start, end))
     }
 
+    /// Returns what micro-batches hold whose weights' gradients wait, for a stage where one holds so many bytes then.
+    fn waiting(&self, bytes: f64) -> Waiting {
+        let waiting = self.waiting as f64;
+        Waiting { bytes: bytes * waiting, others: 1.0 - waiting / self.in_flight as f64 }
+    }
+
     /// Returns a lower bound of the recomputation and offload time, and whether it is exact; `None` if nothing makes the stage fit.
     pub(crate) fn least_overhead(&self, start: usize, end: usize) -> Option<(f64, bool)> {
         let Self { scorer, place, in_flight, .. } = self;
@@ -121,8 +150,9 @@ impl StageCosts<'_> {
         // Bytes saved and seconds spent by blocks that are always recomputed.
         let (saved, seconds) = self.in_any_case(start, end);
         let activations = scorer.all_activations(start, end) * *in_flight as f64 - saved;
+        let waiting = self.waiting(scorer.waiting(start, end));
         // A bound that needs no list of blocks decides for most stages.
-        if fixed + activations + scorer.bytes.largest_workspace <= limit {
+        if fixed + waiting.held(activations) + scorer.bytes.largest_workspace <= limit {
             return Some((seconds, scorer.bytes.always.is_empty()));
         }
         if fixed + scorer.least_held(start, end, *in_flight) > limit * (1.0 + 1e-12) {
@@ -200,12 +230,13 @@ impl StageCosts<'_> {
             return None;
         }
         let activations = scorer.all_activations(start, end) * *in_flight as f64;
-        let fits = fixed + activations + scorer.bytes.largest_workspace <= limit;
+        let waiting = self.waiting(scorer.waiting(start, end));
+        let fits = fixed + waiting.held(activations) + scorer.bytes.largest_workspace <= limit;
         if !fits && fixed + scorer.least_held(start, end, *in_flight) > limit * (1.0 + 1e-12) {
             return None;
         }
         let is_split = scorer.rules.in_flight.is_split();
-        let kind = (*in_flight, is_split, scorer.is_bound);
+        let kind = (*in_flight, self.waiting, is_split, scorer.is_bound);
         Some(((kind, [limit, place.speed, fixed, place.host].map(f64::to_bits)), fixed))
     }
 
@@ -255,6 +286,8 @@ impl StageCosts<'_> {
         let training = &scorer.problem.training;
         let workspace = scorer.workspace(blocks);
         let all = blocks.iter().map(|&block| scorer.activations(block)).sum::<f64>() * *in_flight as f64;
+        let waiting = self.waiting(scorer.waiting(start, end));
+        let all = waiting.held(all);
         let policies = || blocks.iter().filter_map(|&block| scorer.problem.blocks[block].recompute);
         if fixed + workspace + all <= limit && !policies().any(RecomputePolicy::is_again) {
             return (Some(Rc::new(MemoryPlan::nothing(fixed + workspace + all))), 0.0);
@@ -267,7 +300,7 @@ impl StageCosts<'_> {
             let once_more: f64 = blocks.iter().map(|&block| scorer.once_more(block, false)).sum();
             let once_more = if scorer.is_bound { 0.0 } else { once_more };
             let kept = scorer.kept_by_stage(start, end, blocks) * *in_flight as f64;
-            let memory = fixed + workspace + kept + once_more;
+            let memory = fixed + workspace + waiting.held(kept) + once_more;
             let seconds = scorer.forward_again(blocks) / place.speed;
             let (unit, recompute) = (RecomputeUnit::Stage, (0..blocks.len()).collect());
             let plan =
@@ -288,6 +321,8 @@ impl StageCosts<'_> {
             options: Vec::with_capacity(3 * blocks.len()),
             ends: Vec::with_capacity(blocks.len()),
             room: limit - fixed - workspace,
+            waiting: self
+                .waiting(blocks.iter().map(|&block| scorer.problem.blocks[block].waiting.0 as f64).sum()),
             work: work / place.speed,
             gap: 0.0,
         };
@@ -322,7 +357,8 @@ impl StageCosts<'_> {
                 (scorer.kept_by_stage(start, end, &blocks) * *in_flight as f64, once_more.sum::<f64>())
             }
         };
-        let memory = self.fixed(start, end) + scorer.workspace(&blocks) + once_more + kept;
+        let held = self.waiting(scorer.waiting(start, end)).held(kept);
+        let memory = self.fixed(start, end) + scorer.workspace(&blocks) + once_more + held;
         let copied: f64 = offload.iter().map(|&index| scorer.activations(index)).sum();
         // The simulator times copies that run beside compute.
         let copying = if scorer.copies == 1 { 2.0 * copied / place.host } else { 0.0 };
@@ -436,8 +472,21 @@ impl Scorer<'_> {
         let transfers = 2.0 + ahead + 2.0 * in_flight;
         let values = transfers * (most(&self.states.crossing) + most(&self.states.crossing_back));
         let activations = self.states.activations[last] * in_flight;
-        let memory = self.problem.parameters() * copies + values + activations + self.bytes.largest_workspace;
+        // At most all of them wait.
+        let waiting = if self.rules.in_flight.is_split() { self.waiting(0, last) * in_flight } else { 0.0 };
+        let memory = self.problem.parameters() * copies
+            + values
+            + activations
+            + waiting
+            + self.bytes.largest_workspace;
         self.problem.machine.devices.iter().all(|device| memory <= device.memory.0 as f64)
+    }
+
+    /// Bytes of a micro-batch that a stage holds between the gradients of its inputs and those of its weights.
+    fn waiting(&self, start: usize, end: usize) -> f64 {
+        let of = |block: usize| self.problem.blocks[block].waiting.0 as f64;
+        let before = self.memory_plans.waiting.get_or_init(|| self.states.sums(of));
+        before[end] - before[start]
     }
 
     /// Micro-batches of an offloaded block that are on the device at once.
@@ -532,8 +581,7 @@ impl Scorer<'_> {
             training.offload && is_by_block && is_whole && activations > 0.0 && held < in_flight_factor;
         Choices {
             first: (Fate::Kept, kept),
-            // What takes as long as to recompute all is no choice of its own.
-            light: light.filter(|light| recomputed.is_none_or(|all| light.time < all.time)),
+            light,
             recomputed,
             offloaded: is_offloaded
                 .then(|| Choice { time: 2.0 * activations / host, memory: activations * held }),
@@ -562,6 +610,7 @@ struct Search<'a> {
     ends: Vec<usize>,
     /// Bytes for activations, the largest block recomputed among them.
     room: f64,
+    waiting: Waiting,
     /// Seconds of the stage without recomputation.
     work: f64,
     /// Optimality gap of the knapsacks so far, as a share of the work: non-zero where one hit its node limit.
@@ -573,7 +622,7 @@ impl Search<'_> {
         let mut best: Option<(MemoryPlan, f64)> = None;
         let mut ranges = vec![(0, sizes.len() - 1)];
         while let Some((low, high)) = ranges.pop() {
-            let room = self.room - sizes[low];
+            let room = self.waiting.room(self.room - sizes[low]);
             if self.is_too_full(room, sizes[high]) {
                 continue;
             }
@@ -658,7 +707,17 @@ impl Search<'_> {
         }
         let seconds = if self.scorer.is_bound { picked.lower_bound } else { picked.time };
         let unit = RecomputeUnit::Block;
-        Some((MemoryPlan { seconds, memory: largest + kept, recompute, light, unit, offload }, picked.price))
+        Some((
+            MemoryPlan {
+                seconds,
+                memory: largest + self.waiting.held(kept),
+                recompute,
+                light,
+                unit,
+                offload,
+            },
+            picked.price,
+        ))
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Scorer<'a> {
     pub(crate) runs: Rc<DeviceRuns>,
     pub(crate) memory_plans: Rc<MemoryPlans>,
     /// Times of stages by kind of device run: without a memory limit, and within memory for a number of micro-batches in flight.
-    times: Memo<(usize, Option<usize>), Rc<TimeTable>>,
+    times: Memo<(usize, Option<Held>), Rc<TimeTable>>,
     /// Micro-batches of an offloaded block that are on the device at once: one if the device waits for copies.
     pub(crate) copies: usize,
     /// Whether memory is underestimated: a stage that does not fit then never fits.
@@ -52,6 +52,9 @@ pub(crate) struct Scorer<'a> {
     /// Optimality gap of the recompute knapsack as a share of the stage's work: non-zero if its search hit the node limit.
     pub(crate) gap: Cell<f64>,
 }
+
+/// Micro-batches in flight, and those of them whose weights' gradients may wait.
+pub(crate) type Held = (usize, usize);
 
 impl<'a> Scorer<'a> {
     pub(crate) fn new(problem: &'a Problem, states: &'a States, rules: Rules) -> Self {
@@ -118,14 +121,14 @@ impl<'a> Scorer<'a> {
         !self.rules.is_asynchronous && self.states.len() <= STATES
     }
 
-    /// Returns the times of stages on devices like these, within memory if a number of micro-batches in flight is given. `None` if
+    /// Returns the times of stages on devices like these, within memory if numbers of micro-batches in flight and waiting are given. `None` if
     /// the table would be too large, or the pipeline is asynchronous, where costs depend on the run's position.
-    pub(crate) fn time_table(&self, place: &Rc<Place>, in_flight: Option<usize>) -> Option<Rc<TimeTable>> {
+    pub(crate) fn time_table(&self, place: &Rc<Place>, held: Option<Held>) -> Option<Rc<TimeTable>> {
         let n_states = self.states.len();
         if !self.keeps_times() {
             return None;
         }
         let kind = self.runs.kind(place);
-        Some(self.times.get((kind, in_flight), || Rc::new(TimeTable::new(n_states))))
+        Some(self.times.get((kind, held), || Rc::new(TimeTable::new(n_states))))
     }
 }

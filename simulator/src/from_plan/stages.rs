@@ -44,6 +44,7 @@ pub(super) fn stages(parts: &PlanParts) -> Result<Vec<Stage>, PlanError> {
                 older_versions: 0,
                 activations: cost.activations.0,
                 recomputed: cost.recomputed.0,
+                waiting: cost.waiting.0,
                 workspace: cost.workspace.0,
                 // A copy that stays on the device is not an offload.
                 offloaded: cost.offloaded.0.min(cost.activations.0),
@@ -99,6 +100,7 @@ pub(super) fn cut(stages: &[Stage], transfers: &[Transfer], parts: usize) -> (Ve
                 older_versions: memory.older_versions / n,
                 activations: memory.activations / n,
                 recomputed: memory.recomputed / n,
+                waiting: memory.waiting / n,
                 workspace: memory.workspace,
                 offloaded: memory.offloaded / n,
             },

@@ -19,8 +19,14 @@ pub enum InFlight {
     Rounds(Rounds),
     /// The same where the backward pass is split.
     SplitRounds(Rounds),
-    /// As many as stages from here to the end, two on each rank and placed in a V, where the backward pass is split: ZB-V. At most this many.
-    SplitUntilEnd(u32),
+    /// As many as stages from here to the end, two on each of `ranks` and placed in a V, where the backward pass is split: ZB-V. At
+    /// most `most`.
+    SplitUntilEnd {
+        /// Ranks of the V.
+        ranks: u32,
+        /// Micro-batches of a step.
+        most: u32,
+    },
     /// The same in the order of DualPipeV on so many ranks: one less for those on the way to the last rank.
     DualPipeV(u32),
     /// At most this number, for searched orders, which have no formula.
@@ -36,7 +42,7 @@ impl InFlight {
             Self::Depth(depth) | Self::Split(depth) | Self::SplitAtMost(depth) => depth as usize,
             Self::Rounds(rounds) => rounds.held(behind.div_ceil(replicas), false),
             Self::SplitRounds(rounds) => rounds.held(behind.div_ceil(replicas), true),
-            Self::SplitUntilEnd(most) => behind.div_ceil(replicas).min(most as usize),
+            Self::SplitUntilEnd { most, .. } => behind.div_ceil(replicas).min(most as usize),
             Self::DualPipeV(ranks) => {
                 let behind = behind.div_ceil(replicas);
                 if behind > ranks as usize + 1 { behind - 1 } else { behind }
@@ -45,13 +51,36 @@ impl InFlight {
         .max(1)
     }
 
+    /// Returns the most micro-batches of these whose weights' gradients are still to be made, though those of the inputs are
+    /// made or under way: where none of the schedule's formulas says it, all.
+    ///
+    /// The further a rank is from the first, the longer it may put them off.
+    pub fn waiting(self, replicas: usize, behind: usize) -> usize {
+        let stage_from_end = behind.div_ceil(replicas);
+        let in_v = |ranks: u32| {
+            let ranks = ranks as usize;
+            if stage_from_end > ranks {
+                2 * ranks - stage_from_end.min(2 * ranks)
+            } else {
+                stage_from_end - 1
+            }
+        };
+        let rank = match self {
+            Self::UntilEnd(_) | Self::All(_) | Self::Depth(_) | Self::Rounds(_) => return 0,
+            Self::Split(_) | Self::SplitAtMost(_) => usize::MAX - 1,
+            Self::SplitRounds(rounds) => rounds.rank(stage_from_end),
+            Self::SplitUntilEnd { ranks, .. } | Self::DualPipeV(ranks) => in_v(ranks),
+        };
+        self.count(replicas, behind).min(rank + 1)
+    }
+
     /// Tells whether weights' gradients have passes of their own, until which activations are kept.
     pub fn is_split(self) -> bool {
         match self {
             Self::UntilEnd(_) | Self::All(_) | Self::Depth(_) | Self::Rounds(_) => false,
             Self::Split(_)
             | Self::SplitRounds(_)
-            | Self::SplitUntilEnd(_)
+            | Self::SplitUntilEnd { .. }
             | Self::DualPipeV(_)
             | Self::SplitAtMost(_) => true,
         }

@@ -94,6 +94,12 @@ pub struct Rounds {
 }
 
 impl Rounds {
+    /// Returns the rank of a stage, counted from the last one on.
+    pub(super) fn rank(self, stage_from_end: usize) -> usize {
+        let stages = (self.ranks * self.chunks) as usize;
+        stages.saturating_sub(stage_from_end) % self.ranks as usize
+    }
+
     pub(super) fn new(ranks: u32, chunks: u32, micro_batches: u32) -> Self {
         let n_rounds = (micro_batches / ranks).max(1);
         Self { ranks, chunks, micro_batches, per_round: micro_batches / n_rounds }

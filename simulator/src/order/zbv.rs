@@ -17,7 +17,7 @@ use super::{
 pub(super) const ROW: Row = Row {
     aliases: &["zbvzerobubble"],
     chunks: Chunks::V,
-    in_flight: |share| InFlight::SplitUntilEnd(share.each as u32),
+    in_flight: |share| InFlight::SplitUntilEnd { ranks: share.ranks as u32, most: share.each as u32 },
     makespan: |t| {
         let is_exact = t.is_without_latency() && t.m >= 2 * t.p - 1 && t.w <= t.f && t.f <= t.i;
         is_exact.then(|| 2 * t.m * (t.f + t.b) + (t.p - 1) * t.i.max(2 * (t.i - t.w)))
