@@ -64,7 +64,7 @@ pub use check::{CheckError, check};
 pub use content::{Checksum, Content, Copied, File, Filled, Gather, Piece, ReadAt, Record};
 pub use emit::{Targets, know_weights, manifest_file, stages, weights_of};
 pub use error::{CutError, OperatorFault};
-pub use exports::{Terms, exports};
+pub use exports::{Recomputed, Terms, exports};
 pub use launch::{Defaults, Launcher, Prediction, Ranks, has_schedule, launch, train_parts, train_script};
 pub use manifest::{About, Cuts, Facts, Shards, facts, manifest, was_training};
 pub use names::{Names, starred};

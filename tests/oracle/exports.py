@@ -48,6 +48,7 @@ CASES = [
     ("layered", "emit --cut layers.1,layers.3"),
     ("llama", "emit --cut model.layers.2"),
     ("llama", "split --devices 2xh100 --tensor-parallel 2 --stages 1"),
+    ("llama", "split --devices 2xh100 --tensor-parallel none --stages 2 --strategy 1f1b --recompute LlamaDecoderLayer=light"),
 ]
 # Those of `make exports-load`: models of all kinds, and plans with replicas, several stages on a rank, schedules of torch.
 MORE = [
@@ -324,6 +325,10 @@ def torchtitan(folder, model, inputs, stages):
         source = f"torchtitan {importlib.metadata.version('torchtitan')}"
     except ImportError as error:
         source += f" ({error})"
+    again, light = recomputed(folder)
+    mode = "none" if not sum(again) else "selective" if light == sum(again) else "full"
+    found = getattr(page, "activation_checkpoint", {"mode": mode})  # nothing without a plan
+    check(found["mode"] == mode, f"{found}, not {mode}")
     if parts is None:
         return f"{source}: degrees {given}"
     named = [name for part in parts for name in part if name != "rotary_emb"]
@@ -353,6 +358,12 @@ def world_of(folder):
     if not plan.exists():
         return len(manifest_of(folder)["stages"])
     return len(set(re.findall(r"^  - (node\d+:\d+)$", plan.read_text(), re.M)))
+
+
+def recomputed(folder):
+    """Returns how many blocks stages compute again, by stage, and how many of all keep the results of their products."""
+    stages = manifest_of(folder)["stages"]
+    return [len(about.get("recompute", [])) for about in stages], sum(len(about.get("recompute_light", [])) for about in stages)
 
 
 def titan_parts(model, config, inputs, is_hugging_face):
@@ -444,6 +455,8 @@ def megatron(folder, model, inputs, stages):
         return f"not written: {reason}"
     (line,) = [line for line in (folder / "megatron.txt").read_text().splitlines() if not line.startswith("#")]
     given = dict(re.findall(r'--(\S+) "?([^" ]+)"?', line))
+    again = max(recomputed(folder)[0])
+    check(int(given.get("recompute-num-layers", 0)) == again, f"{line}; {again} layers are computed again")
     size, layout = int(given["pipeline-model-parallel-size"]), given.get("pipeline-model-parallel-layout")
     if layout is None:
         check(size == 1, line)
@@ -478,7 +491,7 @@ def megatron_bridge(folder, model, inputs, stages):
     try:
         from megatron.core.transformer.transformer_config import TransformerConfig
     except ImportError as error:
-        check(set(plan) <= {"pipeline_model_parallel_size", "pipeline_model_parallel_layout", "tensor_model_parallel_size", "virtual_pipeline_model_parallel_size"}, plan)
+        check(set(plan) <= {"pipeline_model_parallel_size", "pipeline_model_parallel_layout", "tensor_model_parallel_size", "virtual_pipeline_model_parallel_size", "recompute_granularity", "recompute_method", "recompute_num_layers"}, plan)
         return f"its fields, stated again ({error})"
     config = TransformerConfig(num_layers=layers_of(model), hidden_size=32, num_attention_heads=4, pipeline_dtype=torch.bfloat16)
     for name, value in plan.items():

@@ -26,7 +26,7 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
     terms.no_bands()?;
     terms.no_positions()?;
     let replicas = terms.replicas()?;
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = terms.recompute_note().into_iter().collect();
     let stages = pipeline(subject)?;
     if terms.shards < 2 && stages < 2 {
         return Err(
@@ -83,7 +83,7 @@ fn pipeline(subject: &Subject<'_>) -> Result<usize, String> {
             layers::DECODER.join(", ")
         ));
     }
-    let layers::Layers { counts, notes } = layers::placed(subject, "its pipeline")?;
+    let layers::Layers { counts, notes, .. } = layers::placed(subject, "its pipeline")?;
     let ranks = counts.len();
     let even = counts.iter().sum::<usize>() / ranks;
     if !notes.is_empty() || counts[..ranks - 1].iter().any(|count| *count != even) {

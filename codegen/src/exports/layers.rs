@@ -18,6 +18,10 @@ pub(super) fn is_decoder(units: &[Unit]) -> bool {
 pub(super) struct Layers {
     /// Layers per stage.
     pub counts: Vec<usize>,
+    /// Layers per stage that are computed again.
+    pub again: Vec<usize>,
+    /// Of these, layers of all stages that keep the results of their products.
+    pub light: usize,
     /// Differences from the plan.
     pub notes: Vec<String>,
 }
@@ -91,7 +95,7 @@ fn partition(
     variable: &str,
     [ranks, shards, replicas]: [&str; 3],
 ) -> Result<Made, String> {
-    placed(subject, target).and_then(|Layers { counts, notes }| {
+    placed(subject, target).and_then(|Layers { counts, notes, .. }| {
         let terms = subject.terms;
         terms.one_to_a_rank()?;
         if let Some(stage) = counts.iter().position(|count| *count == 0) {
@@ -126,7 +130,7 @@ enum Value {
 
 fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
     let terms = subject.terms;
-    let Layers { counts, mut notes } = placed(subject, "Megatron")?;
+    let Layers { counts, again, light, mut notes } = placed(subject, "Megatron")?;
     if !terms.is_looped() {
         return Err("its stages are assigned to ranks in another order than Megatron's".into());
     }
@@ -165,6 +169,20 @@ fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
     }
     if terms.sequence_parallel == Some(schema::SequenceParallel::On) {
         fields.push(("sequence_parallel", Value::Set));
+    }
+    if let Some(&most) = again.iter().max().filter(|most| **most > 0 && !terms.is_inference) {
+        // Of each stage the first layers.
+        fields.push(("recompute_granularity", Value::Text("full".into())));
+        fields.push(("recompute_method", Value::Text("block".into())));
+        fields.push(("recompute_num_layers", Value::Number(most)));
+        let least = again.iter().min().copied().unwrap_or(0);
+        if least < most {
+            notes.push(format!("each stage computes {most} layers again, in the plan {least} to {most}"));
+        }
+        if light > 0 {
+            let of = if light == again.iter().sum::<usize>() { "these" } else { "some of these" };
+            notes.push(format!("layers are computed again whole, in the plan {of} but for their products"));
+        }
     }
     Ok(Layout { fields, chunks, notes })
 }
@@ -206,7 +224,12 @@ pub(super) fn placed(subject: &Subject<'_>, target: &str) -> Result<Layers, Stri
         }
     }
     let counts = (0..=last).map(|stage| layers.iter().filter(|layer| layer.stage == stage).count()).collect();
-    Ok(Layers { counts, notes })
+    let again_in = |stage: u32| {
+        layers.iter().filter(|layer| layer.stage == stage && terms.is_again(layer).is_some()).count()
+    };
+    let again = (0..=last).map(again_in).collect();
+    let light = layers.iter().filter(|layer| terms.is_again(layer) == Some(true)).count();
+    Ok(Layers { counts, again, light, notes })
 }
 
 fn is_below(path: &str, above: &str) -> bool {
@@ -215,7 +238,7 @@ fn is_below(path: &str, above: &str) -> bool {
 
 /// Repeated layers: the longest list of modules of one class, if it does most of the model's work; then other such
 /// lists.
-fn layers(units: &[Unit]) -> (Vec<&Unit>, Vec<Vec<&Unit>>) {
+pub(super) fn layers(units: &[Unit]) -> (Vec<&Unit>, Vec<Vec<&Unit>>) {
     let mut lists: BTreeMap<&str, Vec<&Unit>> = BTreeMap::new();
     for unit in units {
         if let Some(container) = &unit.container {

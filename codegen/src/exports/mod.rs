@@ -55,6 +55,19 @@ pub struct Terms<'p> {
     pub micro_batches: Option<(usize, u64)>,
     /// True for an inference plan.
     pub is_inference: bool,
+    /// What each stage computes again in its backward pass; empty without a plan.
+    pub recomputed: Vec<Recomputed<'p>>,
+}
+
+/// What a stage computes again in its backward pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Recomputed<'p> {
+    /// Blocks, by path.
+    pub blocks: &'p [String],
+    /// Those of them that keep the results of their products.
+    pub light: &'p [String],
+    /// Whether the stage is computed again at once.
+    pub is_whole: bool,
 }
 
 impl Terms<'_> {
@@ -71,6 +84,29 @@ impl Terms<'_> {
             (ShardingLevel::None, _) => (replicas, 1),
             (_, sharers) => (replicas / sharers, sharers),
         }
+    }
+
+    /// Tells whether a module is computed again, or a part of it, and whether all of that keeps the results of products.
+    fn is_again(&self, unit: &Unit) -> Option<bool> {
+        let stage = self.recomputed.get(unit.stage as usize)?;
+        let is_own = |path: &&String| {
+            path.strip_prefix(&unit.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let mut own = stage.blocks.iter().filter(is_own).peekable();
+        match (stage.is_whole, own.peek()) {
+            (true, _) => Some(false),
+            (false, None) => None,
+            (false, Some(_)) => Some(own.all(|path| stage.light.contains(path))),
+        }
+    }
+
+    /// A note that a target computes nothing again by itself, if the plan does.
+    fn recompute_note(&self) -> Option<String> {
+        let again = |stage: &Recomputed<'_>| stage.is_whole || !stage.blocks.is_empty();
+        let some = self.recomputed.iter().any(again) && !self.is_inference;
+        some.then(|| {
+            "nothing is computed again in the backward pass, in the plan blocks are (`recompute`)".into()
+        })
     }
 
     /// A note that a framework shards over all replicas, if the plan has groups of them.
@@ -280,7 +316,7 @@ fn split_points(Subject { program, assignment, terms, .. }: &Subject<'_>) -> Res
     if !assignment.stage_of.is_sorted() {
         return Err("its stages are not contiguous in the trace".into());
     }
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = terms.recompute_note().into_iter().collect();
     let mut lines = String::new();
     let mut used = Vec::new();
     for stage in 1..assignment.stages() as u32 {
@@ -333,6 +369,7 @@ mod tests {
             has_table: false,
             micro_batches: None,
             is_inference: false,
+            recomputed: Vec::new(),
             sequence_parallel: None,
         };
         assert_eq!(terms(ShardingLevel::Zero3, Some(4)).degrees(8), (2, 4));

@@ -9,7 +9,7 @@ use schema::ShardingLevel;
 
 use super::{
     Export, Made, Subject, Terms, cut_notes, head,
-    layers::is_decoder,
+    layers::{self, is_decoder},
     quoted,
     units::{Unit, titan_units},
 };
@@ -85,13 +85,42 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
             samples * (micro_batches * replicas) as u64
         );
     }
+    let again = match terms.is_inference || terms.recomputed.is_empty() {
+        true => String::new(),
+        false => activation_checkpoint(subject, &mut notes),
+    };
     let import = if has_csv { "\nfrom pathlib import Path\n" } else { "" };
     let text = format!(
-        "\"\"\"The plan for torchtitan: ParallelismConfig(**parallelism), TrainingConfig(**training).\"\"\"\n{}{import}\nparallelism = dict(\n{})\n{training}",
+        "\"\"\"The plan for torchtitan: ParallelismConfig(**parallelism), TrainingConfig(**training).\"\"\"\n{}{import}\nparallelism = dict(\n{})\n{training}{again}",
         head(&notes, "#"),
         lines.concat()
     );
     Ok(Made { notes, text })
+}
+
+/// Writes what is computed again, `ActivationCheckpointConfig(**activation_checkpoint)`: torchtitan knows all layers or none, and all but some
+/// of their operators.
+fn activation_checkpoint(subject: &Subject<'_>, notes: &mut Vec<String>) -> String {
+    let (layers, _) = layers::layers(&subject.units);
+    let of: Vec<bool> = layers.iter().filter_map(|layer| subject.terms.is_again(layer)).collect();
+    let light = of.iter().filter(|is_light| **is_light).count();
+    let mode = match (of.len(), light) {
+        (0, _) => return "\nactivation_checkpoint = dict(mode=\"none\")\n".into(),
+        (again, light) if light == again => "mode=\"selective\", selective_ac_option=\"op\"",
+        _ => "mode=\"full\"",
+    };
+    let planned = match light {
+        0 => format!("{} of {}", of.len(), layers.len()),
+        light => format!("{} of {}, {light} of these but for their products", of.len(), layers.len()),
+    };
+    match (of.len() == layers.len(), light) {
+        (true, 0) => {}
+        (true, light) if light == of.len() => {
+            notes.push("its `op` option keeps every second product's result, the plan all".into());
+        }
+        _ => notes.push(format!("all layers are computed again, in the plan {planned}")),
+    }
+    format!("\nactivation_checkpoint = dict({mode})\n")
 }
 
 /// Returns torch's name of a schedule, and whether `schedule.csv` has its order.

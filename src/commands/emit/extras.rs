@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use codegen::{Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks, Terms};
+use codegen::{
+    Assignment, Content, Defaults, File, Launcher, Pipeline, Prediction, Ranks, Recomputed, Terms,
+};
 use cost_model::Rounding;
 use schema::{CollectiveKind, OffloadMode, Plan, Predicted, Seconds, ShardingLevel, SyncOrder};
 use tracer::Program;
@@ -86,6 +88,7 @@ pub fn extras(
             has_table,
             micro_batches: micro_batches.map(|count| count as usize).zip(samples),
             is_inference: plan.is_some_and(|plan| plan.inference.is_some()),
+            recomputed: plan.map(|plan| plan.stages.iter().map(recomputed).collect()).unwrap_or_default(),
         },
     ));
     let replicas = if groups.is_empty() || (equal && groups[0] == 1) { Vec::new() } else { groups.clone() };
@@ -355,6 +358,15 @@ fn collective(plan: &Plan) -> Option<CollectiveKind> {
         || execution.sharding.is_some_and(|level| level != ShardingLevel::None)
         || plan.stages.iter().any(|stage| stage.tensor_parallel.is_some());
     (!refused).then_some(kind)
+}
+
+/// Returns what a stage computes again.
+fn recomputed(stage: &schema::PlanStage) -> Recomputed<'_> {
+    Recomputed {
+        blocks: &stage.recompute,
+        light: &stage.recompute_light,
+        is_whole: !stage.recompute_unit.is_block() && !stage.recompute.is_empty(),
+    }
 }
 
 /// Returns how activations of a plan's offloaded blocks are copied, if there are such blocks.
