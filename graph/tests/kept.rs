@@ -70,6 +70,27 @@ fn computing_again_ends_at_the_last_tensor_that_is_needed() {
     assert_eq!(again("%out : Tensor = aten::add(%x, %x, %1)"), Vec::<String>::new());
 }
 
+/// What blocks may keep that are computed again but for their products: copies of weights in another type are weights, too.
+#[test]
+fn products_with_weights_are_dear_in_any_type() {
+    const WEIGHT: &str = "%w : Float(64, 64, strides=[64, 1], requires_grad=1, device=cpu) = prim::GetAttr[name=\"weight\"](%self)
+         %low : Tensor = aten::to(%w, %5, %no, %no, %none)
+         %half : Tensor = aten::to(%x, %5, %no, %no, %none)\n";
+    let dear = |body: &str| -> Vec<String> {
+        let graph = built(&["self! __torch__.Model", "x 64,64"], &format!("{WEIGHT}{body}"));
+        let costs = graph::costs(&graph);
+        let dear = graph.operators.iter().filter(|operator| costs.is_dear(operator.id));
+        dear.map(|operator| operator.name.clone()).collect()
+    };
+    assert_eq!(dear("%out : Tensor = aten::linear(%x, %w, %none)"), ["aten::linear"]);
+    assert_eq!(dear("%out : Tensor = aten::linear(%half, %low, %none)"), ["aten::linear"]);
+    // Scores are made of activations alone.
+    assert_eq!(dear("%out : Tensor = aten::matmul(%half, %half)"), Vec::<String>::new());
+    let mixed = "%scaled : Tensor = aten::mul(%low, %half)
+         %out : Tensor = aten::matmul(%half, %scaled)";
+    assert_eq!(dear(mixed), Vec::<String>::new());
+}
+
 #[test]
 fn fused_attention_writes_in_the_order_of_its_query() {
     // The linear layer saves the same tensor that attention has written: nothing is copied between them.

@@ -11,10 +11,10 @@ use operators::OperatorClass;
 
 use super::{lookup::Lookup, operator_cost::OperatorCost, saved::statistics_of_attention};
 use crate::{
-    fact::{Fact, StorageId},
+    fact::{Fact, StorageId, TensorFact},
     flow::written,
     infer::{Call, attention_by_parts},
-    model::{ModelGraph, Operator, OperatorId, Origin},
+    model::{Operator, OperatorId, Origin, Storage},
 };
 
 /// Operations for each byte of a result below which it is made again: about what an element-wise operator takes.
@@ -51,6 +51,7 @@ pub(super) fn results(
     for storage in graph.operators.iter().filter_map(|operator| written(graph, operator)) {
         is_overwritten[storage.index()] = true;
     }
+    let is_weights = weights(lookup);
     let of = |operator: &Operator| {
         if !can_be(operator) {
             return None;
@@ -64,7 +65,7 @@ pub(super) fn results(
             && graph.storage(storage).origin == Origin::Made(operator.id)
             && !is_overwritten[storage.index()]
             && (is_attention || is_much)
-            && is_repeatable(graph, operator, &lookup.call(operator));
+            && is_repeatable(&is_weights, operator, &lookup.call(operator));
         let own = if is_attention { statistics_of_attention(result)? } else { 0 };
         let dear = Dear { bytes: bytes.saturating_add(own), own, keeper: keepers[storage.index()] };
         is_dear.then_some(dear)
@@ -88,11 +89,30 @@ fn can_be(operator: &Operator) -> bool {
     matches!(operator.class, Matmul | Convolution | Attention)
 }
 
+/// Tells for each storage whether it holds weights: as stored, or made of nothing else, as autocast's copies in another type.
+fn weights(lookup: &Lookup<'_>) -> Vec<bool> {
+    let graph = lookup.graph;
+    let is_stored = |storage: &Storage| matches!(storage.origin, Origin::Stored(_));
+    let mut is_weights: Vec<bool> = graph.storages.iter().map(is_stored).collect();
+    for operator in &graph.operators {
+        let Some(made) = lookup.result(operator).and_then(|result| result.storage) else { continue };
+        if graph.storage(made).origin != Origin::Made(operator.id) {
+            continue;
+        }
+        let call = lookup.call(operator);
+        let operands = call.tensors();
+        let is_weight =
+            |tensor: &&TensorFact| tensor.storage.is_some_and(|storage| is_weights[storage.index()]);
+        is_weights[made.index()] = !operands.is_empty() && operands.iter().all(is_weight);
+    }
+    is_weights
+}
+
 /// Tells whether an operator computes the same each time, and with weights.
-fn is_repeatable(graph: &ModelGraph, operator: &Operator, call: &Call<'_>) -> bool {
-    let is_stored = |storage: StorageId| matches!(graph.storage(storage).origin, Origin::Stored(_));
+fn is_repeatable(is_weights: &[bool], operator: &Operator, call: &Call<'_>) -> bool {
+    let is_weight = |storage: StorageId| is_weights[storage.index()];
     match operator.class {
-        OperatorClass::Matmul => call.tensors().iter().filter_map(|tensor| tensor.storage).any(is_stored),
+        OperatorClass::Matmul => call.tensors().iter().filter_map(|tensor| tensor.storage).any(is_weight),
         OperatorClass::Convolution => true,
         OperatorClass::Attention => {
             let has_no_dropout = match call.get("dropout_p") {
