@@ -1,15 +1,26 @@
 
 
 class _Kept(threading.local):
-    """`with kept: …` makes a result that blocks keep which are recomputed but for such results."""
+    """`with kept: …` makes a result that blocks keep which are recomputed but for such results.
 
-    is_on = False
+    Only such lines run in a mode that sees each operator: elsewhere it would cost the host more than small operators take.
+    """
+
+    mode = nullcontext()
 
     def __enter__(self):
-        self.is_on = True
+        self.mode.__enter__()
 
-    def __exit__(self, *_):
-        self.is_on = False
+    def __exit__(self, *error):
+        self.mode.__exit__(*error)
+
+    @contextmanager
+    def during(self, mode):
+        before, self.mode = self.mode, mode
+        try:
+            yield
+        finally:
+            self.mode = before
 
 
 kept = _Kept()
@@ -29,7 +40,7 @@ _DEAR = [
 
 
 def _policy(context, operator, *_, **__):
-    is_dear = kept.is_on and getattr(operator, "overloadpacket", None) in _DEAR
+    is_dear = getattr(operator, "overloadpacket", None) in _DEAR
     return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -40,8 +51,10 @@ def again(function, *values, buffers=(), light=False):
         return function(*values)
 
     def contexts():
-        first, second = create_selective_checkpoint_contexts(_policy) if light else (nullcontext(), nullcontext())
-        return first, _unchanged(buffers, second)
+        if not light:
+            return nullcontext(), _unchanged(buffers, nullcontext())
+        first, second = create_selective_checkpoint_contexts(_policy)
+        return kept.during(first), _unchanged(buffers, kept.during(second))
 
     return checkpoint(function, *values, use_reentrant=False, context_fn=contexts)
 
