@@ -324,3 +324,36 @@ fn gradients_of_all_passes_but_the_first_are_added_up() {
     }
     assert!(n_schedules > 12, "{n_schedules}");
 }
+
+/// What weights' gradients are made of is held from the gradient of a stage's inputs on until they are made, beside activations.
+#[test]
+fn what_weights_gradients_wait_with_is_held() {
+    let cost = simulator::Cost { forward: 100, input_gradient: 100, weight_gradient: 100, hop: 0 };
+    let (mut n_in_halves, mut n_whole) = (0, 0);
+    for name in ["1f1b", "zero-bubble", "zbv", "dualpipev", "zb2p"] {
+        let chunks = if matches!(name, "zbv" | "dualpipev") { 2 } else { 1 };
+        let order = order::make(name, 4, chunks, 8).unwrap();
+        let mut workload = Workload::uniform(order.chain as usize, order.ranks.len(), &cost);
+        let memory = StageMemory { activations: 10, waiting: 1_000, ..StageMemory::default() };
+        workload.stages.iter_mut().for_each(|stage| stage.memory = memory);
+        let machine = Machine::uniform(order.ranks.len(), Link { latency: 0, bandwidth: 1e9 });
+        let timeline = simulate(&workload, &order, &machine).unwrap();
+        for (rank, ops) in order.ranks.iter().enumerate() {
+            let (mut held, mut most) = (0_i64, 0);
+            for op in ops {
+                let (before, after) = match op.kind {
+                    order::Kind::Forward => (10, 0),
+                    order::Kind::InputGradient => (1_000, 0),
+                    order::Kind::WeightGradient => (0, -1_010),
+                    kind if kind.frees_activations() => (0, -10),
+                    _ => (0, 0),
+                };
+                most = most.max(held + before);
+                held += before + after;
+            }
+            assert_eq!(timeline.memory[rank].peak as i64, most, "{name}, rank {rank}");
+            if most > 1_000 { n_in_halves += 1 } else { n_whole += 1 }
+        }
+    }
+    assert_eq!((n_in_halves, n_whole), (16, 4));
+}
