@@ -98,6 +98,21 @@ fn a_cut_before_nothing_is_refused() {
     assert_eq!(names(place.path()), [""; 0]);
 }
 
+/// Only Python stages keep the results of products where the rest of a block is computed again.
+#[test]
+fn archives_of_blocks_that_keep_their_products_are_told() {
+    let folder = folder();
+    let (model, plan) = (trace("unet_small.pt"), folder.path().join("plan.yaml"));
+    let (name, path) = (model.to_str().unwrap(), plan.to_str().unwrap());
+    let asked = ["--devices", "2xt4", "--stages", "2", "--recompute", "DoubleConv=light"];
+    assert_eq!(run(&[&["plan", name, "-o", path][..], &asked].concat()).0, 0);
+    for (targets, is_told) in [("torchscript", true), ("python,torchscript", false)] {
+        let out = folder.path().join(targets);
+        let (code, _, said) = emit(&model, &out, &[path, "--targets", targets]);
+        assert_eq!((code, said.contains("recompute_light")), (0, is_told), "{targets}: {said}");
+    }
+}
+
 #[test]
 fn the_same_input_gives_the_same_bytes() {
     let place = folder();

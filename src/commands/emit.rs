@@ -303,6 +303,13 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
         tell_own_buffers(&cut.program, plan);
     }
     let has_python = cut.targets.python;
+    let is_light = |plan: &Plan| plan.stages.iter().any(|stage| !stage.recompute_light.is_empty());
+    if !has_python && plan.is_some_and(is_light) {
+        crate::failure::note(
+            "archives compute blocks again with their products, which the plan keeps (`recompute_light`): it is \
+             carried out by Python stages (--targets python)",
+        );
+    }
     if has_python && cut.program.tensors.iter().any(is_channels_last) {
         crate::failure::note(
             "weights of the trace are channels-last; Python stages, which train.py runs, hold them contiguous: \
