@@ -342,6 +342,7 @@ fn calls_are_computed_again_always_or_never() {
         "is not recomputed, which `recompute: BertLayer=always`",
     );
     check("policy: always", "policy: never", "is recomputed, which `recompute: BertLayer=never`");
+    check("policy: always", "policy: light", "is recomputed, which `recompute: BertLayer=light`");
     // Where memory is short, other calls are computed again than those that never are.
     let cluster = folder.path().join("cluster.yaml");
     let with = |memory: u64, more: &[&'static str]| -> Vec<String> {

@@ -93,21 +93,25 @@ pub(super) fn check(
 pub(super) fn check_kept(model: &Sliceable<'_>, graph: &ModelGraph, plan: &Plan) -> Result<(), Failure> {
     let all = plan.constraints.iter().flat_map(|constraints| &constraints.recompute);
     let mut done = vec![RecomputePolicy::Never; graph.operators.len()];
+    // A block without a product has nothing to keep: both policies come to the same.
+    let mut is_alike = vec![false; graph.operators.len()];
+    let costs = graph::costs(graph);
     for stage in &plan.stages {
-        let light = stage.recompute_light.iter().map(|name| (name, RecomputePolicy::Light));
-        let again = stage.recompute.iter().map(|name| (name, RecomputePolicy::Always));
-        for (name, policy) in again.chain(light) {
-            for operator in operators_of(name, model, graph) {
-                done[operator as usize] = policy;
-            }
+        for name in &stage.recompute {
+            let own = operators_of(name, model, graph);
+            let is_light = stage.recompute_light.contains(name);
+            let policy = if is_light { RecomputePolicy::Light } else { RecomputePolicy::Always };
+            let products = costs.dear_results(&costs.computed_again(&own)).all;
+            let own = own.start as usize..own.end as usize;
+            done[own.clone()].fill(policy);
+            is_alike[own].fill(products == 0);
         }
     }
     for own in all {
         let is_kept = |operator: u32| {
             let works = model.working_before(operator + 1) > model.working_before(operator);
-            // A block without a product has nothing to keep.
-            let done = done[operator as usize];
-            !works || done == own.policy || done.is_again() && own.policy == RecomputePolicy::Light
+            let is_alike = is_alike[operator as usize] && own.policy.is_again();
+            !works || is_alike || done[operator as usize] == own.policy
         };
         if let Some(operator) =
             operators(own, graph).into_iter().flatten().find(|operator| !is_kept(*operator))
