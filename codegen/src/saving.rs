@@ -65,7 +65,7 @@ pub(crate) fn segments(
     if wanted.is_empty() {
         return (Vec::new(), Vec::new());
     }
-    let paths = Paths::new(program);
+    let (paths, dear) = (Paths::new(program), dear(stage, about));
     let mut classes = Classes::new(program);
     let mut found: Vec<Segment> = Vec::new();
     let mut refused = Vec::new();
@@ -74,7 +74,7 @@ pub(crate) fn segments(
             Ok(segment) => {
                 let light =
                     about.recompute_light.get(index).is_some_and(|all| all.iter().any(|own| own == path));
-                if light && dear(stage, about).range(segment.steps.clone()).next().is_none() {
+                if light && dear.range(segment.steps.clone()).next().is_none() {
                     refused
                         .push(format!("`{path}` is recomputed with its products: none is known to be dear"));
                 }

@@ -329,6 +329,11 @@ impl Constraints {
 }
 
 impl Plan {
+    /// Tells whether some blocks are recomputed but for the results of their products.
+    pub fn keeps_products(&self) -> bool {
+        self.stages.iter().any(|stage| !stage.recompute_light.is_empty())
+    }
+
     /// Returns the rank of each stage: stages on the same devices have one rank. Ranks are numbered by first
     /// occurrence.
     pub fn ranks(&self) -> Vec<usize> {

@@ -303,11 +303,10 @@ pub fn emit(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -
         tell_own_buffers(&cut.program, plan);
     }
     let has_python = cut.targets.python;
-    let is_light = |plan: &Plan| plan.stages.iter().any(|stage| !stage.recompute_light.is_empty());
-    if !has_python && plan.is_some_and(is_light) {
+    if !has_python && plan.is_some_and(Plan::keeps_products) {
         crate::failure::note(
-            "archives compute blocks again with their products, which the plan keeps (`recompute_light`): it is \
-             carried out by Python stages (--targets python)",
+            "archives recompute products, too, whose results the plan keeps (`recompute_light`): Python stages do as \
+             planned (--targets python)",
         );
     }
     if has_python && cut.program.tensors.iter().any(is_channels_last) {
@@ -410,8 +409,7 @@ fn stages(model: &ModelFile, request: &EmitRequest, own: Option<&Workspace>) -> 
     let targets = if own.is_some() { request.targets.python_alone() } else { request.targets };
     let shards = own.map(|(own, shared)| shared.shards(&own.graph));
     let sized = own.map_or(&*program, |(own, _)| own.program());
-    let keeps = |plan: &&Plan| plan.stages.iter().any(|stage| !stage.recompute_light.is_empty());
-    let dear = plan.filter(keeps).map_or_else(BTreeSet::new, |plan| dear(sized, plan));
+    let dear = plan.filter(|plan| plan.keeps_products()).map_or_else(BTreeSet::new, |plan| dear(sized, plan));
     let about = About { shards, dear, ..about(model, request, plan) };
     let facts = facts(sized);
     let program = codegen::with_scalars(&program, &facts);

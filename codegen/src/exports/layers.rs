@@ -18,7 +18,7 @@ pub(super) fn is_decoder(units: &[Unit]) -> bool {
 pub(super) struct Layers {
     /// Layers per stage.
     pub counts: Vec<usize>,
-    /// Layers per stage that are computed again.
+    /// Layers per stage that are recomputed.
     pub again: Vec<usize>,
     /// Of these, layers of all stages that keep the results of their products.
     pub light: usize,
@@ -170,18 +170,18 @@ fn megatron_layout(subject: &Subject<'_>) -> Result<Layout, String> {
     if terms.sequence_parallel == Some(schema::SequenceParallel::On) {
         fields.push(("sequence_parallel", Value::Set));
     }
-    if let Some(&most) = again.iter().max().filter(|most| **most > 0 && !terms.is_inference) {
+    if let Some(&most) = again.iter().max().filter(|most| **most > 0) {
         // Of each stage the first layers.
         fields.push(("recompute_granularity", Value::Text("full".into())));
         fields.push(("recompute_method", Value::Text("block".into())));
         fields.push(("recompute_num_layers", Value::Number(most)));
         let least = again.iter().min().copied().unwrap_or(0);
         if least < most {
-            notes.push(format!("each stage computes {most} layers again, in the plan {least} to {most}"));
+            notes.push(format!("each stage recomputes {most} layers, in the plan {least} to {most}"));
         }
         if light > 0 {
             let of = if light == again.iter().sum::<usize>() { "these" } else { "some of these" };
-            notes.push(format!("layers are computed again whole, in the plan {of} but for their products"));
+            notes.push(format!("layers are recomputed whole, in the plan {of} but for their products"));
         }
     }
     Ok(Layout { fields, chunks, notes })

@@ -55,18 +55,18 @@ pub struct Terms<'p> {
     pub micro_batches: Option<(usize, u64)>,
     /// True for an inference plan.
     pub is_inference: bool,
-    /// What each stage computes again in its backward pass; empty without a plan.
+    /// What each stage recomputes in its backward pass; empty without a plan.
     pub recomputed: Vec<Recomputed<'p>>,
 }
 
-/// What a stage computes again in its backward pass.
+/// What a stage recomputes in its backward pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Recomputed<'p> {
     /// Blocks, by path.
     pub blocks: &'p [String],
     /// Those of them that keep the results of their products.
     pub light: &'p [String],
-    /// Whether the stage is computed again at once.
+    /// Whether the stage is recomputed at once.
     pub is_whole: bool,
 }
 
@@ -86,26 +86,26 @@ impl Terms<'_> {
         }
     }
 
-    /// Tells whether a module is computed again, or a part of it, and whether all of that keeps the results of products.
+    /// Tells whether a module is recomputed, or a part of it, and whether all of that keeps the results of products.
     fn is_again(&self, unit: &Unit) -> Option<bool> {
         let stage = self.recomputed.get(unit.stage as usize)?;
         let is_own = |path: &&String| {
             path.strip_prefix(&unit.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
-        let mut own = stage.blocks.iter().filter(is_own).peekable();
-        match (stage.is_whole, own.peek()) {
-            (true, _) => Some(false),
-            (false, None) => None,
-            (false, Some(_)) => Some(own.all(|path| stage.light.contains(path))),
+        if stage.is_whole {
+            return Some(false);
         }
+        let mut own = stage.blocks.iter().filter(is_own).peekable();
+        own.peek()?;
+        Some(own.all(|path| stage.light.contains(path)))
     }
 
-    /// A note that a target computes nothing again by itself, if the plan does.
+    /// A note that a target recomputes nothing by itself, if the plan does.
     fn recompute_note(&self) -> Option<String> {
         let again = |stage: &Recomputed<'_>| stage.is_whole || !stage.blocks.is_empty();
-        let some = self.recomputed.iter().any(again) && !self.is_inference;
+        let some = self.recomputed.iter().any(again);
         some.then(|| {
-            "nothing is computed again in the backward pass, in the plan blocks are (`recompute`)".into()
+            "nothing is recomputed in the backward pass, in the plan blocks are (`recompute`)".into()
         })
     }
 

@@ -85,10 +85,8 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
             samples * (micro_batches * replicas) as u64
         );
     }
-    let again = match terms.is_inference || terms.recomputed.is_empty() {
-        true => String::new(),
-        false => activation_checkpoint(subject, &mut notes),
-    };
+    let is_trained = !terms.is_inference && !terms.recomputed.is_empty();
+    let again = if is_trained { activation_checkpoint(subject, &mut notes) } else { String::new() };
     let import = if has_csv { "\nfrom pathlib import Path\n" } else { "" };
     let text = format!(
         "\"\"\"The plan for torchtitan: ParallelismConfig(**parallelism), TrainingConfig(**training).\"\"\"\n{}{import}\nparallelism = dict(\n{})\n{training}{again}",
@@ -98,27 +96,24 @@ fn configuration(subject: &Subject<'_>) -> Result<Made, String> {
     Ok(Made { notes, text })
 }
 
-/// Writes what is computed again, `ActivationCheckpointConfig(**activation_checkpoint)`: torchtitan knows all layers or none, and all but some
-/// of their operators.
+/// Writes what is recomputed, `ActivationCheckpointConfig(**activation_checkpoint)`: torchtitan knows all layers, all but some of their
+/// operators, or none.
 fn activation_checkpoint(subject: &Subject<'_>, notes: &mut Vec<String>) -> String {
     let (layers, _) = layers::layers(&subject.units);
-    let of: Vec<bool> = layers.iter().filter_map(|layer| subject.terms.is_again(layer)).collect();
-    let light = of.iter().filter(|is_light| **is_light).count();
-    let mode = match (of.len(), light) {
-        (0, _) => return "\nactivation_checkpoint = dict(mode=\"none\")\n".into(),
-        (again, light) if light == again => "mode=\"selective\", selective_ac_option=\"op\"",
+    let again: Vec<bool> = layers.iter().filter_map(|layer| subject.terms.is_again(layer)).collect();
+    let (all, again, light) = (layers.len(), again.len(), again.iter().filter(|is_light| **is_light).count());
+    let mode = match light {
+        _ if again == 0 => return "\nactivation_checkpoint = dict(mode=\"none\")\n".into(),
+        _ if light == again => "mode=\"selective\", selective_ac_option=\"op\"",
         _ => "mode=\"full\"",
     };
-    let planned = match light {
-        0 => format!("{} of {}", of.len(), layers.len()),
-        light => format!("{} of {}, {light} of these but for their products", of.len(), layers.len()),
-    };
-    match (of.len() == layers.len(), light) {
-        (true, 0) => {}
-        (true, light) if light == of.len() => {
-            notes.push("its `op` option keeps every second product's result, the plan all".into());
-        }
-        _ => notes.push(format!("all layers are computed again, in the plan {planned}")),
+    let is_mixed = light > 0 && light < again;
+    if again < all || is_mixed {
+        let but =
+            if light > 0 { format!(", {light} of these but for their products") } else { String::new() };
+        notes.push(format!("all layers are recomputed, in the plan {again} of {all}{but}"));
+    } else if light > 0 {
+        notes.push("its `op` option keeps every second product's result, the plan all".into());
     }
     format!("\nactivation_checkpoint = dict({mode})\n")
 }

@@ -25,8 +25,7 @@ pub(super) struct Waits {
 /// Returns what the gradient of an operator's weights is made of; `None` if it has none that can wait.
 pub(super) fn of(lookup: &Lookup<'_>, operator: &Operator, call: &Call<'_>) -> Option<Waits> {
     let (operand, weight) = match call.row()?.keeps {
-        Keeps::Linear => (call.first().ok(), call.tensor("weight").ok()),
-        Keeps::Convolution => (call.first().ok(), call.tensor("weight").ok()),
+        Keeps::Linear | Keeps::Convolution => (call.first().ok(), call.tensor("weight").ok()),
         Keeps::AddedFactors => (call.tensor("mat1").ok(), call.tensor("mat2").ok()),
         _ => return None,
     };
